@@ -41,7 +41,7 @@ class ItemKey:
         batch_by: Callable[..., Any] | str | Sequence[str],
     ) -> None:
         self._name = name
-        self._bind = RowBinder(signature).bind
+        self._binder = RowBinder(signature)
         #: The parameters that are the key; none if a function computes it.
         self._names = key_names(batch_by)
         self._function = key_function(batch_by, signature)
@@ -54,7 +54,8 @@ class ItemKey:
             InvalidKey: The function raised, or the key is not hashable.
             TypeError: The arguments do not fit the function's parameters.
         """
-        return self._of(self._bind(args, kwargs))
+        has_all = not kwargs and len(args) == self._binder.width
+        return self._of(args if has_all else self._binder.bind(args, kwargs))
 
     def of_rows(self, columns: Sequence[Sequence[Any]]) -> Hashable:
         """

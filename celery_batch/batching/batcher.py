@@ -162,12 +162,12 @@ class Batcher(Generic[T]):
     @property
     def is_full(self) -> bool:
         """Whether a batch waits that cannot grow."""
-        return bool(self._suspects) or self._waiting.is_full(self.policy.max_batch_size)
+        return bool(self._suspects) or self._waiting.is_full(self._policy.max_batch_size)
 
     @property
     def has_whole_batch(self) -> bool:
         """Whether a batch waits that would not even pad less if it waited longer."""
-        return self.is_full and self._waiting.has_whole_batch(self.policy.max_batch_size)
+        return self.is_full and self._waiting.has_whole_batch(self._policy.max_batch_size)
 
     @property
     def next_deadline(self) -> float | None:

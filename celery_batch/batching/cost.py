@@ -11,11 +11,11 @@ Rule 3: where calls of the model have fixed sizes and lengths, a call costs what
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 from operator import mul
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from celery_batch.batching.shapes import round_down, round_up
 
@@ -54,6 +54,10 @@ class CostLimits:
     sizes: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle it, as is done with each batch, at half the cost."""
+        return CostLimits, (self.rows, self.cost, self.is_padded, self.sizes, self.lengths)
+
     @property
     def of_call(self) -> Callable[[float, int], float]:
         """Takes the cost of the longest row, and the rows that are padded to it; returns theirs."""
@@ -83,6 +87,9 @@ class Costed(Protocol):
         """What its longest row costs, or all of them where nothing is padded."""
 
 
+C = TypeVar("C", bound=Costed)
+
+
 class Load:
     """
     The rows of a batch that is being formed, and their cost.
@@ -107,18 +114,33 @@ class Load:
 
     def offer(self, request: Costed) -> bool:
         """Add a request if it fits, or is the first; return whether it does."""
-        limits, rows, cost = self._limits, self.rows + request.rows, request.cost
-        longest = max(self.longest, cost)
-        total = self._sum + cost
-        if limits.is_padded:
-            cost = self._of_call(longest, rows)
-            can_grow = self._of_call(longest, rows + 1) <= limits.cost
-        else:
-            cost, can_grow = total, total < limits.cost
-        if self.rows and (rows > limits.rows or cost > limits.cost):
-            self.is_full = True
-            return False
+        return bool(self.take_from((request,)))
+
+    def take_from(self, requests: Iterable[C]) -> list[C]:
+        """
+        Add requests until one does not fit.
+
+        Args:
+            requests: In their order; if there is none yet, the first fits in any case.
+
+        Returns:
+            Those that were added.
+        """
+        limits, of_call, is_padded = self._limits, self._of_call, self._limits.is_padded
+        rows, longest, total = self.rows, self.longest, self._sum
+        added = list[C]()
+        for request in requests:
+            all_rows, cost = rows + request.rows, request.cost
+            longest_of_all = max(longest, cost)
+            cost += total
+            all_cost = of_call(longest_of_all, all_rows) if is_padded else cost
+            if rows and (all_rows > limits.rows or all_cost > limits.cost):
+                self.is_full = True
+                break
+            rows, longest, total = all_rows, longest_of_all, cost
+            added.append(request)
         self.rows, self.longest, self._sum = rows, longest, total
-        if rows >= limits.rows or not can_grow:
+        can_grow = of_call(longest, rows + 1) <= limits.cost if is_padded else total < limits.cost
+        if rows and (rows >= limits.rows or not can_grow):
             self.is_full = True
-        return True
+        return added

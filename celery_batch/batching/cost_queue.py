@@ -63,11 +63,16 @@ class CostQueue(Generic[T]):
     @property
     def oldest(self) -> float | None:
         """When the request arrived that has waited longest; None if none waits."""
+        if len(self._queues) == 1:  # as nearly always
+            (queue,) = self._queues.values()
+            return queue.oldest.arrived
         return min((queue.oldest.arrived for queue in self._queues.values()), default=None)
 
     @property
     def urgency(self) -> int | None:
         """The most urgent request's; None if none waits."""
+        if len(self._queues) == 1:  # as nearly always
+            return next(iter(self._queues))
         return min(self._queues, default=None)
 
     def is_full(self, size: int) -> bool:
@@ -82,6 +87,9 @@ class CostQueue(Generic[T]):
 
     def has_whole_batch(self, size: int) -> bool:
         """Return whether the requests that wait are enough for a batch without padding."""
+        if len(self._queues) == 1:  # as nearly always
+            (queue,) = self._queues.values()
+            return queue.rows >= size or queue.cost >= self._limits.cost
         work = sum(queue.cost for queue in self._queues.values())
         return self.rows >= size or work >= self._limits.cost
 
@@ -130,6 +138,8 @@ class CostQueue(Generic[T]):
         queue = self._queues[first]
         if not queue.may_divide and (self._fit_together() if overtaken else queue.is_one_batch):
             return self.clear()
+        if len(queue) == 1 and not overtaken:
+            return self.clear()
         self._earned = self._earned + share if overtaken else 0.0
         leading = first
         if self._earned >= 1 - _TOLERANCE:
@@ -158,8 +168,8 @@ class CostQueue(Generic[T]):
 
     def _fit_together(self) -> bool:
         """Return whether all requests fit into one batch, whatever their urgency."""
-        load = Load(self._limits)
-        return all(load.offer(request) for queue in self._queues.values() for request in queue)
+        waiting = [request for queue in self._queues.values() for request in queue]
+        return len(Load(self._limits).take_from(waiting)) == len(waiting)
 
     def remove(self, is_unwanted: Callable[[Request[T]], bool]) -> list[Request[T]]:
         """Remove and return some requests; the others keep their places and what they earned."""

@@ -21,10 +21,11 @@ Rule 6: a key without requests is forgotten, but for the last ``_REMEMBERED`` of
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import inf
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from celery_batch.batching.batch import Batch, Reason, Request
@@ -42,6 +43,8 @@ _REMEMBERED = 1024
 #: Entries of a heap that have changed their place, and are kept until it is worth the time.
 _MOST_MOVED = 1024
 
+_rows = attrgetter("rows")
+
 #: A whole batch, less what adding up its parts may lose in float arithmetic.
 _WHOLE = 1 - 1e-6
 
@@ -49,7 +52,10 @@ _WHOLE = 1 - 1e-6
 class _Key(Generic[T]):
     """The waiting requests of one key."""
 
-    __slots__ = ("aged", "batcher", "finish", "is_ready", "is_whole", "key", "placed", "urgency")
+    __slots__ = (
+        *("aged", "batcher", "finish", "is_full", "is_ready", "is_whole", "key", "placed"),
+        "urgency",
+    )
 
     def __init__(self, key: Hashable, batcher: Batcher[T], finish: float) -> None:
         self.key = key
@@ -57,7 +63,7 @@ class _Key(Generic[T]):
         #: When its last batch ends on the virtual clock.
         self.finish = finish
         self.urgency = 0
-        self.is_ready = self.is_whole = False
+        self.is_ready = self.is_full = self.is_whole = False
         #: Its present entries in the orders.
         self.placed: _Entry[T] | None = None
         self.aged: _Entry[T] | None = None
@@ -241,19 +247,28 @@ class KeyedBatcher(Generic[T]):
         if request.alone:
             self._suspects.add(request)
             return
-        self._count((request,), 1)
+        self._count(request)
         key = self._keys.get(request.key)
         if key is None:
             key = self._keys[request.key] = self._new(request.key)
             key.batcher.add(request)
             self._place(key)
             return
-        is_older = key.aged is None or request.arrived < key.aged[0]
         key.batcher.add(request)
-        has_moved = request.urgency < key.urgency or is_older
-        if has_moved or (key.batcher.is_full and not key.is_whole):
+        if request.urgency < key.urgency or key.aged is None or request.arrived < key.aged[0]:
             self._take_out(key)
             self._place(key)
+        elif not key.is_whole:
+            self._note_growth(key)
+
+    def _note_growth(self, key: _Key[T]) -> None:
+        """Look whether a key has a full batch, or a whole one, now that it has more requests."""
+        if not key.is_full and key.batcher.is_full:
+            self._take_out(key)
+            self._place(key)
+        elif key.is_full and key.batcher.has_whole_batch:
+            key.is_whole = True
+            self._whole_keys += 1
 
     def _new(self, name: Hashable) -> _Key[T]:
         finish, had_several = self._idle.pop(name, (0.0, self._had_several))
@@ -280,12 +295,13 @@ class KeyedBatcher(Generic[T]):
         batcher = key.batcher
         key.urgency = batcher.urgency or 0
         self._ages.push(key, batcher.oldest or 0.0)
-        key.is_whole = batcher.has_whole_batch
+        key.is_full = batcher.is_full
+        key.is_whole = key.is_full and batcher.has_whole_batch
         self._whole_keys += key.is_whole
         level = self._levels.get(key.urgency)
         if level is None:
             level = self._levels[key.urgency] = _Level()
-        if self._draining or batcher.is_full:
+        if self._draining or key.is_full:
             self._make_ready(level, key)
         else:
             key.is_ready = False
@@ -316,21 +332,35 @@ class KeyedBatcher(Generic[T]):
             del self._keys[key.key]
             self._remember(key)
 
-    def _count(self, requests: Iterable[Request[T]], sign: int) -> float:
-        """Add requests to the totals, or subtract them; return their work."""
-        work_of, totals, all_work = self._policy.work_of, self._totals, 0.0
-        for request in requests:
-            work = work_of(request.rows, request.cost)
-            total = totals.get(request.urgency)
-            if total is None:
-                total = totals[request.urgency] = [0, 0, 0.0]
-            self._length += sign
-            total[0] += sign
-            total[1] += sign * request.rows
-            total[2] += sign * work
+    def _count(self, request: Request[T]) -> None:
+        """Add a request to the totals."""
+        rows, policy = request.rows, self._policy
+        total = self._totals.get(request.urgency)
+        if total is None:
+            total = self._totals[request.urgency] = [0, 0, 0.0]
+        self._length += 1
+        total[0] += 1
+        total[1] += rows
+        has_cost = policy.max_batch_cost is not None
+        total[2] += policy.work_of(rows, request.cost) if has_cost else rows
+
+    def _count_out(self, requests: Sequence[Request[T]]) -> float:
+        """Subtract requests from the totals; return their work."""
+        all_work, policy = 0.0, self._policy
+        for urgency in {request.urgency for request in requests}:
+            those = [request for request in requests if request.urgency == urgency]
+            work: float
+            work = rows = sum(map(_rows, those))
+            if policy.max_batch_cost is not None:
+                work = sum([policy.work_of(each.rows, each.cost) for each in those])
+            total = self._totals[urgency]
+            total[0] -= len(those)
+            total[1] -= rows
+            total[2] -= work
             all_work += work
             if not total[0]:
-                del totals[request.urgency]
+                del self._totals[urgency]
+        self._length -= len(requests)
         return all_work
 
     def restart_linger(self, now: float) -> None:
@@ -395,7 +425,7 @@ class KeyedBatcher(Generic[T]):
             now, Reason.URGENT if goes_before else unless_due, earns_share=earns_share
         )
         self._had_several = key.batcher.had_several
-        work = self._count(batch.requests, -1)
+        work = self._count_out(batch.requests)
         batches = max(work / policy.max_batch_work, 1.0)
         key.finish = (key.finish if key.is_ready else max(key.finish, self._clock)) + batches
         self._clock += batches / ready
@@ -457,7 +487,7 @@ class KeyedBatcher(Generic[T]):
         self, key: _Key[T], is_unwanted: Callable[[Request[T]], bool]
     ) -> list[Request[T]]:
         removed = key.batcher.remove(is_unwanted)
-        self._count(removed, -1)
+        self._count_out(removed)
         if removed:
             self._take_out(key)
             self._put_back(key)

@@ -22,12 +22,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from math import inf
 from operator import attrgetter, itemgetter
 from typing import Generic, TypeVar
 
 from celery_batch.batching.batch import Request
-from celery_batch.batching.cost import CallCost, Costed, CostLimits, Load
+from celery_batch.batching.cost import CallCost, CostLimits, Load
 
 __all__ = ["LengthQueue"]
 
@@ -36,7 +37,7 @@ T = TypeVar("T")
 #: Entries that have left, and are kept until it is worth the time to drop them.
 _MOST_LEFT = 1024
 
-_number, _rows = attrgetter("number"), attrgetter("rows")
+_number, _rows, _work = attrgetter("number"), attrgetter("rows"), attrgetter("work")
 
 #: A call costs at least this part of the largest batch, so that equal rows share one; more of a
 #: backlog, where small batches would make those due that first come, first served would take.
@@ -53,14 +54,16 @@ class _Entry(Generic[T]):
     They may do so long after the request has left: what the queue needs to know is here.
     """
 
-    __slots__ = ("cost", "has_left", "in_window", "number", "request", "rows")
+    __slots__ = ("cost", "has_left", "number", "request", "rows", "work")
 
-    def __init__(self, number: int, request: Request[T]) -> None:
+    def __init__(self, number: int, request: Request[T], *, is_padded: bool) -> None:
         self.number = number
         self.request: Request[T] | None = request
-        self.rows, self.cost = request.rows, request.cost
+        rows = self.rows = request.rows
+        cost = self.cost = request.cost
+        #: What all its rows cost if none were padded.
+        self.work = cost * rows if is_padded else cost
         self.has_left = False
-        self.in_window = False
 
 
 class LengthQueue(Generic[T]):
@@ -83,16 +86,24 @@ class LengthQueue(Generic[T]):
         self._arrivals: deque[_Entry[T]] = deque()
         self._length = 0
         self._added = 0
-        #: All that wait, or the first of them, as one batch; full if some do not fit into it.
-        self._all = Load(limits)
+        #: Whether more requests wait than fit into one batch, or it cannot grow.
+        self.is_full = False
+        #: Whether all requests that wait fit into one batch.
+        self.is_one_batch = True
+        #: The cost of the longest row that waits; not kept while a batch is full.
+        self._longest = 0.0
         #: Those among which a batch is chosen, by cost and, where that is equal, by arrival.
         self._window: list[tuple[float, int, _Entry[T]]] = []
         self._window_rows, self._window_cost = 0, 0.0
+        #: The number of the last request that was let into it.
+        self._last_in_window = 0
         self._behind_window: deque[_Entry[T]] = deque()
         #: Those that first come, first served would take later.
         self._unscheduled: deque[_Entry[T]] = deque()
-        #: Entries, and the number of the batch with which they have to leave.
-        self._due: deque[tuple[int, list[_Entry[T]]]] = deque()
+        #: The number of the last request that first come, first served would have taken.
+        self._last_scheduled = 0
+        #: Numbers of batches, and of the last request that has to leave with each at the latest.
+        self._due: deque[tuple[int, int]] = deque()
         self._batches = 0
         self.rows = 0
         #: What all rows cost if none were padded, as far as that is known.
@@ -113,16 +124,6 @@ class LengthQueue(Generic[T]):
         return request
 
     @property
-    def is_full(self) -> bool:
-        """Whether more requests wait than fit into one batch, or it cannot grow."""
-        return self._all.is_full
-
-    @property
-    def is_one_batch(self) -> bool:
-        """Whether all requests that wait fit into one batch."""
-        return self._all.rows == self.rows
-
-    @property
     def may_divide(self) -> bool:
         """Whether requests that fit into one batch may leave in several."""
         return self._sort_window > 0 and self._call_cost.value < inf
@@ -136,32 +137,34 @@ class LengthQueue(Generic[T]):
             self._restart_window()
         elif self._due:
             latest = self._batches + self._sort_window
-            self._due = deque((min(number, latest), entries) for number, entries in self._due)
-        self._all = self._all_in_one()
+            self._due = deque((min(batch, latest), number) for batch, number in self._due)
+        self._compare_with_batch()
 
     def _restart_window(self) -> None:
         """Forget what is due, and let all that wait into the window again, if there is one."""
         self._window, self._window_rows, self._window_cost = [], 0, 0.0
         self._due.clear()
+        self._last_in_window = 0
         waiting = [entry for entry in self._arrivals if not entry.has_left]
-        for entry in waiting:
-            entry.in_window = False
         self._behind_window = deque(waiting if self._sort_window else ())
         self._unscheduled = self._behind_window.copy()
 
     def append(self, request: Request[T]) -> None:
         """Add a request behind all others."""
         self._added += 1
-        entry = _Entry(self._added, request)
+        entry = _Entry(self._added, request, is_padded=self._is_padded)
         self._arrivals.append(entry)
         self._length += 1
-        self.rows += request.rows
-        self.cost += self._total(entry)
-        if not self._all.is_full:
-            self._all.offer(request)
+        self.rows += entry.rows
+        self.cost += entry.work
         if self._sort_window:
             self._unscheduled.append(entry)
             self._behind_window.append(entry)
+        if self.is_full:
+            self.is_one_batch = False
+            return
+        self._longest = max(self._longest, entry.cost)
+        self._look_for_room()
 
     def take(self) -> list[Request[T]]:
         """Remove and return the requests of the next batch, the oldest first."""
@@ -173,7 +176,7 @@ class LengthQueue(Generic[T]):
         if self.is_one_batch and not self.may_divide:
             return self._remove([entry for entry in self._arrivals if not entry.has_left])
         self._fill_window()
-        return self._remove(self._beside(due) if due else self._around_oldest())
+        return self._remove(self._beside(due)) if due else self._remove_slice(*self._bounds())
 
     def take_beside(self, load: Load) -> list[Request[T]]:
         """
@@ -200,40 +203,35 @@ class LengthQueue(Generic[T]):
 
     def _in_order(self, load: Load) -> list[_Entry[T]]:
         """Return the entries that have waited longest, as long as they fit beside a load."""
-        found = []
-        for entry in self._arrivals:
-            if entry.has_left:
-                continue
-            if not load.offer(entry):
-                break
-            found.append(entry)
-        return found
+        return load.take_from(entry for entry in self._arrivals if not entry.has_left)
 
-    def _schedule(self) -> list[_Entry[T]]:
-        """Return what first come, first served would take now, without what has left."""
+    def _schedule(self) -> int:
+        """Return the number of the last request that first come, first served would take now."""
         waiting = self._unscheduled
         while waiting and waiting[0].has_left:  # that order cannot be behind the queue
             waiting.popleft()
-        load, found = Load(self._limits), []
-        while waiting and load.offer(waiting[0]):
-            entry = waiting.popleft()
-            if not entry.has_left:
-                found.append(entry)
-        return found
+        for entry in Load(self._limits).take_from(waiting):
+            self._last_scheduled = entry.number
+            waiting.popleft()
+        return self._last_scheduled
 
     def _take_due(self) -> list[_Entry[T]]:
         """Return the entries that have to leave with this batch, as far as they fit into it."""
-        load, due = Load(self._limits), list[_Entry[T]]()
-        while self._due[0][0] <= self._batches:
-            number, entries = self._due.popleft()
-            for at, entry in enumerate(entries):
-                if entry.has_left:
-                    continue
-                if not load.offer(entry):
-                    self._due.appendleft((number, entries[at:]))
-                    return due
-                due.append(entry)
+        last = max([number for batch, number in self._due if batch <= self._batches], default=0)
+        if last < self._arrivals[0].number:  # as nearly always
+            self._forget_due()
+            return []
+        waiting = takewhile(lambda entry: entry.number <= last, self._arrivals)
+        left = [entry for entry in waiting if not entry.has_left]
+        due = Load(self._limits).take_from(left)
+        if len(due) == len(left):  # else the others are due with the next batch
+            self._forget_due()
         return due
+
+    def _forget_due(self) -> None:
+        """Forget what had to leave by now: all of it leaves, or has left."""
+        while self._due[0][0] <= self._batches:
+            self._due.popleft()
 
     def _beside(self, due: list[_Entry[T]]) -> list[_Entry[T]]:
         """Return entries that have to leave, and shorter ones that fit beside them."""
@@ -241,7 +239,7 @@ class LengthQueue(Generic[T]):
         work = 0.0
         for entry in due:
             load.offer(entry)
-            work += self._total(entry)
+            work += entry.work
             entry.has_left = True  # so that it is not chosen once more
         return due + self._shorter(load, work)
 
@@ -265,7 +263,7 @@ class LengthQueue(Generic[T]):
                 break
             if load.offer(entry):
                 found.append(entry)
-                work += self._total(entry)
+                work += entry.work
         return found
 
     def _longer(self, load: Load) -> list[_Entry[T]]:
@@ -277,16 +275,11 @@ class LengthQueue(Generic[T]):
             at += 1
         return found
 
-    def _around_oldest(self) -> list[_Entry[T]]:
-        """Return the oldest entry and its neighbours by length, such that least is padded."""
-        oldest = self._arrivals[0]
-        at = bisect_left(self._window, (oldest.cost, oldest.number))
-        start, end = self._bounds(at)
-        return [each[2] for each in self._window[start:end]]
-
-    def _bounds(self, at: int) -> tuple[int, int]:
-        """Return the bounds of a batch with an entry of the window."""
+    def _bounds(self) -> tuple[int, int]:
+        """Return the bounds, in the window, of the batch with the oldest entry."""
         window, limits = self._window, self._limits
+        oldest = self._arrivals[0]
+        at = bisect_left(window, (oldest.cost, oldest.number))
         if self.is_one_batch:
             return _cheapest_part(window, at, limits, self._known_cost(_LEAST))
         if not self.may_divide or limits.sizes or limits.lengths:
@@ -298,49 +291,74 @@ class LengthQueue(Generic[T]):
 
     def _remove(self, entries: list[_Entry[T]]) -> list[Request[T]]:
         """Remove entries; return their requests, the oldest first."""
+        if self._sort_window:
+            self._leave_window([each for each in entries if each.number <= self._last_in_window])
+        return self._forget(entries)
+
+    def _remove_slice(self, start: int, end: int) -> list[Request[T]]:
+        """Remove a slice of the window; return its requests, the oldest first."""
+        entries = [entry for _, _, entry in self._window[start:end]]
+        del self._window[start:end]
+        self._window_rows -= sum(map(_rows, entries))
+        self._window_cost -= sum(map(_work, entries))
+        return self._forget(entries)
+
+    def _forget(self, entries: list[_Entry[T]]) -> list[Request[T]]:
+        """Note that entries have left the queue; return their requests, the oldest first."""
         entries.sort(key=_number)
         removed = [entry.request for entry in entries if entry.request]
         for entry in entries:
             entry.has_left, entry.request = True, None
         self.rows -= sum(map(_rows, entries))
-        self.cost -= sum(map(self._total, entries))
+        self.cost -= sum(map(_work, entries))
         self._length -= len(entries)
         while self._arrivals and self._arrivals[0].has_left:
             self._arrivals.popleft()
         self._arrivals = _compact(self._arrivals, self._length)
         self._unscheduled = _compact(self._unscheduled, self._length)
-        if self._sort_window:
-            self._leave_window([entry for entry in entries if entry.in_window])
         if not self._length:
             self.cost = self._window_cost = 0.0  # without the error of float arithmetic
             self._behind_window.clear()
-        self._all = self._all_in_one()
+        self._compare_with_batch()
         return removed
 
-    def _all_in_one(self) -> Load:
-        """Return all that wait, or the first of them, as one batch."""
-        load = Load(self._limits)
+    def _compare_with_batch(self) -> None:
+        """Find out whether what waits is a full batch, and fits into one."""
         limits = self._limits
-        is_too_much = self.rows > limits.rows or self.cost > _SURELY * limits.cost
-        if self._length > 1 and is_too_much:
-            load.is_full = True
-            return load
-        for request in self:
-            if not load.offer(request):
-                break
-        return load
+        if self._length > 1 and (self.rows > limits.rows or self.cost > _SURELY * limits.cost):
+            self.is_full, self.is_one_batch = True, False
+            return
+        costs = [request.cost for request in self]
+        self._longest = max(costs, default=0.0)
+        if not self._is_padded:
+            self.cost = sum(costs)  # without the error of float arithmetic
+        self._look_for_room()
+
+    def _look_for_room(self) -> None:
+        """Find out whether all that wait fit into one batch, and whether it can grow."""
+        limits, rows, is_padded = self._limits, self.rows, self._is_padded
+        cost = limits.of_call(self._longest, rows + 1) if is_padded else self.cost
+        can_grow = cost <= limits.cost if is_padded else cost < limits.cost
+        self.is_full = rows > 0 and (rows >= limits.rows or not can_grow)
+        self.is_one_batch = not self.is_full or self._length == 1 or self._fits()
+
+    def _fits(self) -> bool:
+        limits, rows = self._limits, self.rows
+        cost = limits.of_call(self._longest, rows) if self._is_padded else self.cost
+        return rows <= limits.rows and cost <= limits.cost
 
     def _leave_window(self, entries: list[_Entry[T]]) -> None:
-        """Drop entries that have left from the window; look only at the lengths between them."""
+        """Drop entries that leave from the window; look only at the lengths between them."""
         if not entries:
             return
         costs = [entry.cost for entry in entries]
         start = bisect_left(self._window, min(costs), key=itemgetter(0))
         end = bisect_right(self._window, max(costs), key=itemgetter(0))
-        kept = [each for each in self._window[start:end] if not each[2].has_left]
+        leaving = set(map(_number, entries))
+        kept = [each for each in self._window[start:end] if each[1] not in leaving]
         self._window[start:end] = kept
         self._window_rows -= sum(map(_rows, entries))
-        self._window_cost -= sum(map(self._total, entries))
+        self._window_cost -= sum(map(_work, entries))
 
     def _fill_window(self) -> None:
         """
@@ -350,17 +368,13 @@ class LengthQueue(Generic[T]):
         """
         most_rows = self._sort_window * self._limits.rows
         most_cost = self._sort_window * self._limits.cost
-        while self._behind_window and (
-            self._window_rows < most_rows and self._window_cost < most_cost
-        ):
-            entry = self._behind_window.popleft()
-            insort(self._window, (entry.cost, entry.number, entry))
+        window, behind = self._window, self._behind_window
+        while behind and self._window_rows < most_rows and self._window_cost < most_cost:
+            entry = behind.popleft()
+            insort(window, (entry.cost, entry.number, entry))
             self._window_rows += entry.rows
-            self._window_cost += self._total(entry)
-            entry.in_window = True
-
-    def _total(self, entry: Costed) -> float:
-        return entry.cost * entry.rows if self._is_padded else entry.cost
+            self._window_cost += entry.work
+            self._last_in_window = entry.number
 
 
 def _compact(entries: deque[_Entry[T]], waiting: int) -> deque[_Entry[T]]:
@@ -456,40 +470,41 @@ def _most_work(
     Args:
         window: Entries by the cost of their longest row, in ascending order.
         at: The index of an entry that must be in it.
-        limits: The largest batch.
+        limits: The largest batch, without fixed sizes and lengths.
         call_cost: What a call costs beside its rows.
     """
-    of_call = limits.of_call
-    longest, rows = window[at][0], window[at][2].rows
-    start, end, count, total = at, at + 1, rows, rows * longest
-    most, spent = limits.most_rows(longest), call_cost + of_call(longest, count)
+    most_rows, most_cost = limits.rows, limits.cost
+    longest, _, entry = window[at]
+    start, end, count, total = at, at + 1, entry.rows, entry.work
+    most, padded = limits.most_rows(longest), longest * count
     while start:  # the first slice: all shorter ones that are worth it
         cost, _, entry = window[start - 1]
-        rows = entry.rows
-        if count + rows > most or cost * spent < longest * total:
+        if count + entry.rows > most or cost * (call_cost + padded) < longest * total:
             break
         start -= 1
-        count += rows
-        total += rows * cost
-        spent = call_cost + of_call(longest, count)
+        count += entry.rows
+        total += entry.work
+        padded = longest * count
+    spent = call_cost + padded
     best, bounds = total / spent if spent else inf, (start, end)
     while end < len(window):
         longest, _, entry = window[end]
         end += 1
         count += entry.rows
-        total += entry.rows * longest
-        most = limits.most_rows(longest)
+        total += entry.work
+        padded = longest * count
         while start < at:
             cost, _, entry = window[start]
-            spent = call_cost + of_call(longest, count)
-            if count <= most and cost * spent >= longest * total:
+            is_too_much = count > most_rows or padded > most_cost
+            if not is_too_much and cost * (call_cost + padded) >= longest * total:
                 break
             start += 1
             count -= entry.rows
-            total -= entry.rows * cost
-        if count > most:
+            total -= entry.work
+            padded = longest * count
+        if count > most_rows or padded > most_cost:
             break
-        spent = call_cost + of_call(longest, count)
+        spent = call_cost + padded
         if total >= best * spent:
             best, bounds = total / spent if spent else inf, (start, end)
     return bounds

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf, nan
 from numbers import Real
 from typing import Any
 
@@ -40,8 +40,8 @@ class ItemCost:
         is_interrupt: Callable[[BaseException], bool] = is_interrupt,
     ) -> None:
         self._name = name
-        self._bind = RowBinder(signature).bind
-        self._largest = math.inf if largest is None else largest
+        self._binder = RowBinder(signature)
+        self._largest = inf if largest is None else largest
         self._is_interrupt = is_interrupt
         #: Takes a row.
         self._function: Callable[[Sequence[Any]], Any]
@@ -59,7 +59,8 @@ class ItemCost:
             ItemTooLarge: It is higher than that of any item may be.
             TypeError: The arguments do not fit the function's parameters.
         """
-        return self._of(self._bind(args, kwargs))
+        has_all = not kwargs and len(args) == self._binder.width
+        return self._of(args if has_all else self._binder.bind(args, kwargs))
 
     def of_rows(self, columns: Sequence[Sequence[Any]]) -> list[float | InvalidCost | ItemTooLarge]:
         """Return the cost of each row, or the error of a row that has none."""
@@ -75,14 +76,14 @@ class ItemCost:
         try:
             found = self._function(row)
             is_number = type(found) in _NUMBERS or isinstance(found, Real)
-            cost = float(found) if is_number else math.nan
+            cost = float(found) if is_number else nan
         except BaseException as error:
             if self._is_interrupt(error):
                 raise  # it is the whole batch's, or the worker's
             raise InvalidCost(
                 f"{self._name}: its cost function raised {type(error).__name__}: {error}"
             ) from error
-        if not 0 <= cost < math.inf:
+        if not 0 <= cost < inf:
             raise InvalidCost(
                 f"{self._name}: the cost of an item must be a number from 0 up, got {found!r}"
             )

@@ -121,7 +121,8 @@ class RowBinder:
     def __init__(self, signature: inspect.Signature) -> None:
         self._signature = signature
         parameters = signature.parameters.values()
-        self._width = len(parameters)
+        #: How many values a row has.
+        self.width = len(parameters)
         self._defaults = [(each.name, each.default) for each in parameters]
         usual = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         self._is_usual = all(each.kind in usual for each in parameters)
@@ -139,14 +140,20 @@ class RowBinder:
         Raises:
             TypeError: They do not fit the parameters.
         """
-        if not kwargs and len(args) == self._width:
+        if not kwargs and len(args) == self.width:
             return args
         if self._is_usual and len(args) <= self._most:
-            named = self._defaults[len(args) :]
-            rest = [kwargs.get(name, default) for name, default in named]
-            has_all = not any(value is inspect.Parameter.empty for value in rest)
-            if has_all and sum(name in kwargs for name, _ in named) == len(kwargs):
-                return (*args, *rest)
+            row, left = [*args], len(kwargs)
+            for name, default in self._defaults[len(args) :]:
+                if name in kwargs:
+                    row.append(kwargs[name])
+                    left -= 1
+                elif default is inspect.Parameter.empty:
+                    break
+                else:
+                    row.append(default)
+            if not left and len(row) == self.width:
+                return row
         bound = self._signature.bind(*args, **kwargs)  # which raises its own error
         bound.apply_defaults()
         return tuple(bound.arguments.values())

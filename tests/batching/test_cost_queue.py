@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from dataclasses import replace
 from math import inf
@@ -603,6 +604,12 @@ def test_requests_that_have_left_are_forgotten():
 
     assert 1 == len(queue)
     assert len(queue._arrivals) + len(queue._unscheduled) < 2100
+
+
+@given(limits)
+def test_limits_come_through_to_the_pool_process(limit):
+    """They are pickled with each batch, as they are copied here."""
+    assert limit == copy.copy(limit)
 
 
 def test_a_policy_counts_work_in_its_own_unit():

@@ -117,6 +117,22 @@ def test_a_key_of_single_requests_does_not_linger():
     assert Wait(pytest.approx(0.002)) == queue.next(3.0)
 
 
+def test_behind_a_running_batch_a_key_is_served_once_it_has_enough_work():
+    """A long row that makes its batch full by padding waits there for those that pad less."""
+    policy = BatchPolicy(8, 10.0, max_batch_cost=100, padded=True)
+    queue: KeyedBatcher[float] = KeyedBatcher(policy)
+    found = []
+    for n, cost in enumerate([60.0, 20.0, 20.0]):
+        queue.add(Request(cost, float(n), cost=cost, key="a"))
+        found.append((queue.is_full, queue.next(float(n), full_only=True)))
+    *before, (is_full, batch) = found
+
+    assert [(False, Wait(None))] * 2 == before
+    assert is_full
+    assert isinstance(batch, Batch)
+    assert batch.items == [60.0]
+
+
 def test_behind_a_running_batch_due_keys_compete_with_full_ones():
     """If no key has a full batch they wait; else they would wait as long as one has."""
     queue = batcher()

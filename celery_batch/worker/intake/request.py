@@ -177,17 +177,54 @@ class BatchRequest(Request):  # type: ignore[misc]
         """As Celery's; a large body is decoded first."""
         return self._payload[1] if self.is_undecoded else self._kwargs
 
-    def compute_cost(self, item_cost: ItemCost, policy: BatchPolicy) -> None:
+    def measure(
+        self, policy: BatchPolicy, item_cost: ItemCost | None, item_key: ItemKey | None
+    ) -> None:
         """
-        Compute its cost and its work; nothing if it has none, and fails where the model would run.
+        Compute its cost and its key, unless they are known.
 
-        No row counts for more than a whole batch, whatever it costs.
+        One without a cost counts as nothing, one without a key shares no batch: both fail where
+        the model would run.  No row counts for more than a whole batch, whatever it costs.
 
         Args:
-            item_cost: The task's.
             policy: The task's; says whether rows are padded, and what a body costs that is too
                 large to be decoded here.
+            item_cost: The task's; None if its items have no cost.
+            item_key: The task's; None if its items have no keys.
         """
+        is_usual = not (
+            self.is_undecoded
+            or self._request_dict.get(ROWS)
+            or len(self._message.body or b"") > _LARGEST_COUNTED
+        )
+        if item_cost is not None and self.cost is None:
+            if is_usual and policy.max_batch_cost is not None:
+                cost = self._own_cost(item_cost, self._args, self._kwargs)
+                most = policy.max_batch_cost
+                self.cost = self.work = min(most, cost)
+            else:
+                self._compute_cost(item_cost, policy)
+        if item_key is not None and self.batch_key is None:
+            try:
+                self.batch_key = (
+                    item_key.of_call(self._args, self._kwargs)
+                    if is_usual
+                    else self._rare_key(item_key)
+                )
+            except BaseException as error:  # whatever a key does that a user has written
+                if is_interrupt(error):
+                    raise
+                self.batch_key = object()
+
+    @staticmethod
+    def _own_cost(item_cost: ItemCost, args: Any, kwargs: Any) -> float:
+        try:
+            return item_cost.of_call(args, kwargs)
+        except (BatchError, TypeError, ValueError):
+            return 0.0
+
+    def _compute_cost(self, item_cost: ItemCost, policy: BatchPolicy) -> None:
+        """Compute the cost of a chunk, or of a request with a large body."""
         most = policy.max_batch_work
         if len(self._message.body or b"") > _LARGEST_COUNTED:
             self.cost = most / (self.rows if policy.padded else 1)
@@ -195,11 +232,7 @@ class BatchRequest(Request):  # type: ignore[misc]
             costs = [min(cost, most) for cost in self._costs_of_rows(item_cost)]
             self.cost = max(costs, default=0.0) if policy.padded else sum(costs)
         else:
-            try:
-                cost = item_cost.of_call(self.args, self.kwargs)
-            except (BatchError, TypeError, ValueError):
-                cost = 0.0
-            self.cost = min(cost, most)
+            self.cost = min(self._own_cost(item_cost, self.args, self.kwargs), most)
         self.work = policy.work_of(self.rows, self.cost)
 
     def _costs_of_rows(self, item_cost: ItemCost) -> list[float]:
@@ -224,25 +257,14 @@ class BatchRequest(Request):  # type: ignore[misc]
                 self._task._batch_signature, self.args, self.kwargs
             )
 
-    def compute_key(self, item_key: ItemKey) -> None:
-        """
-        Compute its key; if it has none, it shares no batch, and fails where the model would run.
-
-        Args:
-            item_key: The task's.
-        """
-        try:
-            if len(self._message.body or b"") > _LARGEST_COUNTED:
-                self.batch_key = object()  # which is equal to no other
-            elif not self._request_dict.get(ROWS):
-                self.batch_key = item_key.of_call(self.args, self.kwargs)
-            else:
-                chunk = self._task._chunk_of(self.args, self.kwargs, self.rows)
-                self.batch_key = item_key.of_rows(chunk.columns)
-        except BaseException as error:  # whatever a key does that a user has written
-            if is_interrupt(error):
-                raise
-            self.batch_key = object()
+    def _rare_key(self, item_key: ItemKey) -> Hashable:
+        """Return the key of a chunk, or of a request with a large body."""
+        if len(self._message.body or b"") > _LARGEST_COUNTED:
+            return object()  # which is equal to no other
+        if not self._request_dict.get(ROWS):
+            return item_key.of_call(self.args, self.kwargs)
+        chunk = self._task._chunk_of(self.args, self.kwargs, self.rows)
+        return item_key.of_rows(chunk.columns)
 
     def info(self, safe: bool = False) -> Any:  # noqa: FBT001, FBT002 (Celery's signature)
         """As Celery's, which shows the arguments; of a large body only their reprs."""

@@ -200,12 +200,12 @@ class TaskQueue:
         is_new = task_request.arrived is None
         if is_new:
             task_request.arrived = time.monotonic()
-        if self._item_cost is not None and task_request.cost is None:
-            task_request.compute_cost(self._item_cost, self._policy)
+        needs_cost = self._item_cost is not None and task_request.cost is None
+        if needs_cost or (self._item_key is not None and task_request.batch_key is None):
+            task_request.measure(self._policy, self._item_cost, self._item_key)
         if self._row_digest is not None and task_request.row_digest is None:
             task_request.compute_digest(self._row_digest)
-        if self._item_key is not None and task_request.batch_key is None:
-            task_request.compute_key(self._item_key)
+        if self._by_key is not None and is_new:
             self._body_bytes += (len(task_request.body or b"") - self._body_bytes) / 64
         if is_new and self._arrivals is not None:
             cost = task_request.cost or 0.0
