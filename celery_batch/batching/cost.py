@@ -103,14 +103,15 @@ class Load:
         self.rows = 0
         #: The cost of the longest row; where nothing is padded, of the largest request.
         self.longest = 0.0
-        self._sum = 0.0
+        #: What all rows cost if none were padded.
+        self.work = 0.0
         #: Whether a request did not fit, or none can.
         self.is_full = False
 
     @property
     def cost(self) -> float:
         """What the rows cost together."""
-        return self._of_call(self.longest, self.rows) if self._limits.is_padded else self._sum
+        return self._of_call(self.longest, self.rows) if self._limits.is_padded else self.work
 
     def offer(self, request: Costed) -> bool:
         """Add a request if it fits, or is the first; return whether it does."""
@@ -127,20 +128,20 @@ class Load:
             Those that were added.
         """
         limits, of_call, is_padded = self._limits, self._of_call, self._limits.is_padded
-        rows, longest, total = self.rows, self.longest, self._sum
+        rows, longest, work = self.rows, self.longest, self.work
         added = list[C]()
         for request in requests:
             all_rows, cost = rows + request.rows, request.cost
             longest_of_all = max(longest, cost)
-            cost += total
-            all_cost = of_call(longest_of_all, all_rows) if is_padded else cost
+            all_work = work + (cost * request.rows if is_padded else cost)
+            all_cost = of_call(longest_of_all, all_rows) if is_padded else all_work
             if rows and (all_rows > limits.rows or all_cost > limits.cost):
                 self.is_full = True
                 break
-            rows, longest, total = all_rows, longest_of_all, cost
+            rows, longest, work = all_rows, longest_of_all, all_work
             added.append(request)
-        self.rows, self.longest, self._sum = rows, longest, total
-        can_grow = of_call(longest, rows + 1) <= limits.cost if is_padded else total < limits.cost
+        self.rows, self.longest, self.work = rows, longest, work
+        can_grow = of_call(longest, rows + 1) <= limits.cost if is_padded else work < limits.cost
         if rows and (rows >= limits.rows or not can_grow):
             self.is_full = True
         return added

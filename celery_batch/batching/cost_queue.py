@@ -3,7 +3,8 @@ Waiting requests whose batches are limited by cost, in the order in which they r
 
 Rule 1: the most urgent requests go first. The room that they leave in a batch is filled with
         requests of the next urgency, and so on, that fit and are no longer; with longer ones
-        only where more than half of the batch would stay empty.
+        only where more than half of the batch would stay empty. Once it is known what a call
+        costs beside its rows, those whose padding costs more wait for a call of their own.
 Rule 2: among requests of the same urgency a batch is chosen by length (``length_queue.py``).
 Rule 3: overtaken requests earn a guaranteed share of each batch, in whole batches, because
         requests of unlike lengths would pad each other: once they have earned one, it goes

@@ -182,7 +182,8 @@ class LengthQueue(Generic[T]):
         """
         Remove and return requests that fit beside others.
 
-        They are no longer than these, unless most of the room would stay empty.
+        They are no longer than these, unless most of the room would stay empty; and those that
+        pad too much wait for another call, as in rule 2.
         """
         if not self._sort_window:
             return self._remove(self._in_order(load))
@@ -236,22 +237,13 @@ class LengthQueue(Generic[T]):
     def _beside(self, due: list[_Entry[T]]) -> list[_Entry[T]]:
         """Return entries that have to leave, and shorter ones that fit beside them."""
         load = Load(self._limits)
-        work = 0.0
+        load.take_from(due)
         for entry in due:
-            load.offer(entry)
-            work += entry.work
             entry.has_left = True  # so that it is not chosen once more
-        return due + self._shorter(load, work)
+        return due + self._shorter(load)
 
-    def _shorter(self, load: Load, work: float = inf) -> list[_Entry[T]]:
-        """
-        Return entries that fit beside others and are no longer than these, the longest first.
-
-        Args:
-            load: The others.
-            work: What they cost without padding: entries that pad more than another call costs
-                stay.  Infinity for all that fit.
-        """
+    def _shorter(self, load: Load) -> list[_Entry[T]]:
+        """Return entries that fit beside others and are no longer than these, the longest first."""
         found, call_cost = [], self._known_cost(_LEAST_OF_BACKLOG)
         at = bisect_right(self._window, (load.longest, self._added + 1))
         while at and not load.is_full:
@@ -259,19 +251,25 @@ class LengthQueue(Generic[T]):
             cost, _, entry = self._window[at]
             if entry.has_left:
                 continue
-            if work < inf and cost * (call_cost + load.cost) < load.longest * work:
-                break
+            if cost * (call_cost + load.cost) < load.longest * load.work:
+                break  # it is cheaper in another call
             if load.offer(entry):
                 found.append(entry)
-                work += entry.work
         return found
 
     def _longer(self, load: Load) -> list[_Entry[T]]:
         """Return entries that fit beside others, though longer than these, the shortest first."""
-        found = []
+        found, call_cost = [], self._known_cost(_LEAST_OF_BACKLOG)
         at = bisect_right(self._window, (load.longest, self._added + 1))
-        while at < len(self._window) and load.offer(self._window[at][2]):
-            found.append(self._window[at][2])
+        of_call = self._limits.of_call
+        while at < len(self._window):
+            cost, _, entry = self._window[at]
+            with_it = call_cost + of_call(cost, load.rows + entry.rows)
+            if (load.work + entry.work) * (call_cost + load.cost) < load.work * with_it:
+                break  # the others are cheaper without it
+            if not load.offer(entry):
+                break
+            found.append(entry)
             at += 1
         return found
 

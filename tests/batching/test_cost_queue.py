@@ -417,9 +417,11 @@ def names(queue: CostQueue[str], share: float = 0.0) -> str:
     return "".join(request.item for request in queue.take(8, share))
 
 
-def filled(*groups: tuple[str, int, float], padded: bool = True) -> CostQueue[str]:
+def filled(
+    *groups: tuple[str, int, float], padded: bool = True, call_cost: float = inf
+) -> CostQueue[str]:
     """Return a queue with letters of an urgency and a cost, limited to eight rows and cost 80."""
-    queue: CostQueue[str] = CostQueue(CostLimits(8, 80.0, padded), 8)
+    queue: CostQueue[str] = CostQueue(CostLimits(8, 80.0, padded), 8, CallCost(call_cost))
     for letters, urgency, cost in groups:
         for letter in letters:
             queue.append(Request(letter, float(ord(letter)), urgency, cost=cost))
@@ -590,6 +592,23 @@ def test_most_of_a_batch_does_not_stay_empty_for_an_urgent_request():
     queue = filled(("a", 0, 5.0), ("bcdefghij", 1, 20.0))
 
     assert ("abcd", "efgh", "ij") == (names(queue), names(queue), names(queue))
+
+
+@pytest.mark.parametrize(("call_cost", "first"), [(inf, "abcde"), (1000.0, "abcde"), (4.0, "ab")])
+def test_urgent_rows_pad_less_urgent_ones_only_where_that_pays(call_cost, first):
+    """Else these wait for a call of their own, as rows of the same urgency would."""
+    queue = filled(("ab", 0, 16.0), ("cde", 1, 2.0), call_cost=call_cost)
+    queue.append(Request("f", 200.0, 1, cost=70.0))
+
+    assert first == names(queue)
+
+
+@pytest.mark.parametrize(("call_cost", "first"), [(inf, "abc"), (100.0, "abc"), (4.0, "ab")])
+def test_less_urgent_rows_pad_urgent_ones_only_where_that_pays(call_cost, first):
+    """However much of the batch stays empty."""
+    queue = filled(("ab", 0, 5.0), ("c", 1, 24.0), ("d", 1, 70.0), call_cost=call_cost)
+
+    assert first == names(queue)
 
 
 def test_requests_that_have_left_are_forgotten():
