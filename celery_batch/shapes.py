@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
@@ -22,12 +23,19 @@ from celery_batch.errors import (
 from celery_batch.item_cost import item_cost_of
 from celery_batch.pending_answer import pending_answer
 from celery_batch.runtime.model import Model
-from celery_batch.runtime.registry import instance_of, model_calls
+from celery_batch.runtime.registry import instance_of, model_calls, warm_up_with
 from celery_batch.runtime.runner import FixedSizes, run_all
 from celery_batch.runtime.signature import example_rows, own_attribute, row_of
 from celery_batch.serialization.plain_values import NotPlain, encode_plain
 
-__all__ = ["check_padding_cost", "check_shapes", "fixed_sizes_of", "has_shapes", "warm_up"]
+__all__ = [
+    "check_padding_cost",
+    "check_shapes",
+    "fixed_sizes_of",
+    "has_shapes",
+    "prepare_shapes",
+    "warm_up",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +140,27 @@ def fixed_sizes_of(task: Any) -> FixedSizes | None:
     if padding is None:
         return FixedSizes(sizes)
     return FixedSizes(sizes, lambda: _filler(task, instance_of(task.model) if task.model else None))
+
+
+def prepare_shapes(task: Any) -> None:
+    """
+    Load and warm up what a task runs before its first batch, if the shapes of its calls are fixed.
+
+    It does nothing where that was done at the start of the worker, or by an earlier batch.
+
+    Raises:
+        LoadFailed: It could not be loaded or warmed up.
+    """
+    if not has_shapes(task):
+        return
+    try:
+        warm_up_with(task.model, task.name, partial(warm_up, task))
+    except BatchError as error:
+        raise LoadFailed(str(error)) from error
+    except (Exception, SystemExit) as error:
+        raise LoadFailed(f"{task.name}: {type(error).__name__}: {error}") from error
+    if task.model is not None:
+        instance_of(task.model)
 
 
 def warm_up(task: Any, instance: Model | None = None) -> None:

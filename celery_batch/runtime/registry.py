@@ -54,8 +54,9 @@ logger = logging.getLogger(__name__)
 
 _instances: dict[type[Model], Model] = {}
 _lock = threading.RLock()
-#: What models are warmed up with instead of their examples alone, by the names of their tasks.
-_warm_ups: dict[type[Model], dict[str, Callable[[Model], object]]] = {}
+#: What models are warmed up with instead of their examples alone, by the names of their tasks;
+#: and the functions of tasks without a model.
+_warm_ups: dict[type[Model] | None, dict[str, Callable[[Model | None], object]]] = {}
 #: By which the items of models share a batch, where the class does not say: the option of its
 #: first task, None if that has none.
 _key_options: dict[type[Model], Any] = {}
@@ -101,16 +102,31 @@ def set_device(device: str) -> None:
     _device = device
 
 
-def warm_up_with(model: type[Model], task: str, warm_up: Callable[[Model], object]) -> None:
+def warm_up_with(
+    model: type[Model] | None, task: str, warm_up: Callable[[Model | None], object]
+) -> None:
     """
     Warm up each instance of a model for one of its tasks, instead of by a call with its examples.
 
+    What is loaded already is warmed up now, if this is the first call for the task.
+
     Args:
-        model: The model.
+        model: The model; None for a task with a function, which needs not be loaded.
         task: The task's name.
         warm_up: Called with the instance; raises what the model raises.
     """
-    _warm_ups.setdefault(model, {})[task] = warm_up
+    known = _warm_ups.setdefault(model, {})
+    if task in known:
+        return
+    with _lock:  # batches may begin on several threads
+        if task in known:
+            return
+        if model is None:
+            warm_up(None)
+        else:
+            for loaded in [each[model] for each in (_instances, _standby) if model in each]:
+                warm_up(loaded)
+        known[task] = warm_up
 
 
 def key_option(model: type[Model]) -> Any:
@@ -262,8 +278,11 @@ def _unload(model: type[Model], instance: Model) -> None:
 
 
 def _warm_up(instance: Model) -> None:
-    for warm_up in [*_warm_ups.get(type(instance), {}).values()] or [_run_examples]:
+    warm_ups = [*_warm_ups.get(type(instance), {}).values()]
+    for warm_up in warm_ups:
         warm_up(instance)
+    if not warm_ups:
+        _run_examples(instance)
 
 
 def _run_examples(instance: Model) -> None:

@@ -30,10 +30,10 @@ from celery.utils.log import current_process_index
 
 from celery_batch.compat.gc import collect_all, freeze_existing
 from celery_batch.config import Settings
-from celery_batch.errors import BatchError, ConfigurationError, LoadFailed
+from celery_batch.errors import BatchError, ConfigurationError
 from celery_batch.runtime import devices, registry
 from celery_batch.runtime.failures import free_unused_memory, is_out_of_memory
-from celery_batch.shapes import has_shapes, warm_up
+from celery_batch.shapes import has_shapes, prepare_shapes, warm_up
 from celery_batch.worker.dispatch.job_submitter import worker_may_overlap
 from celery_batch.worker.executor.pipeline import start_threads
 from celery_batch.worker.executor.row_reuse import forget_answers
@@ -224,18 +224,9 @@ def load_models(app: Any, tasks: Iterable[str], *, index: int = 0, processes: in
     for task in batch_tasks:
         if task.model is not None:
             registry.instance_of(task.model)
-        elif has_shapes(task):
-            _warm_up_function(task)
+        else:
+            prepare_shapes(task)
     return device
-
-
-def _warm_up_function(task: Any) -> None:
-    try:
-        warm_up(task)
-    except BatchError as error:
-        raise LoadFailed(str(error)) from error
-    except Exception as error:
-        raise LoadFailed(f"{task.name}: {type(error).__name__}: {error}") from error
 
 
 def load_in_pool_process() -> None:

@@ -15,6 +15,7 @@ from celery_batch.protocol import about_batch, batch_facts
 from celery_batch.rows import CallRows, Chunk, columns_of, count_rows, outcomes_of, run_rows
 from celery_batch.runtime import registry
 from celery_batch.runtime.runner import Counts, Outcome, Timing
+from celery_batch.shapes import prepare_shapes
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.telemetry.report import NO_REUSE, Work
@@ -182,6 +183,7 @@ class ModelCall:
         if self._most is not None:
             runner.limit(self._most, self._cost_limits)
         try:
+            prepare_shapes(self.task)  # without a limit: the shapes are for all batches
             with (
                 self._span.around_model(len(self._columns[0])),
                 limit.in_model(),
