@@ -52,10 +52,15 @@ TARGET_OPTIONS = ("target_latency", "shed")
 #: Task options without a setting, since they depend on the model.
 COST_OPTIONS = ("max_batch_cost", "sort_window")
 
+#: Options of tasks whose equal rows have equal answers.
+REUSE_OPTIONS = ("dedupe", "cache_ttl")
+
 #: Option that a running worker can change -> the option with which its task must be defined.
 _NEEDED = {
-    **dict.fromkeys(COST_OPTIONS, "max_batch_cost"),
-    **dict.fromkeys(TARGET_OPTIONS, "target_latency"),
+    **dict.fromkeys(COST_OPTIONS, "a max_batch_cost"),
+    **dict.fromkeys(TARGET_OPTIONS, "a target_latency"),
+    "dedupe": "dedupe=True",
+    "cache_ttl": "a cache_ttl",
 }
 
 #: A task option without a setting, since it compares the tasks of a worker.
@@ -222,7 +227,7 @@ def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolic
             where the value came from there, the setting.
     """
     values = {option: _option(task, option) for option in OPTIONS}
-    own = (*COST_OPTIONS, "padded", SHARE_OPTION, *TARGET_OPTIONS)
+    own = (*COST_OPTIONS, "padded", SHARE_OPTION, *TARGET_OPTIONS, *REUSE_OPTIONS)
     values |= {option: getattr(task, option) for option in own}
     values |= {option: steps_of(task, option) for option in ("batch_sizes", "batch_lengths")}
     sizes = values["batch_sizes"]
@@ -251,7 +256,7 @@ def _change(task: Any, values: dict[str, Any], changes: Mapping[str, Any]) -> No
         needed = _NEEDED.get(option)
         if needed is not None and option not in known:
             raise ConfigurationError(
-                f"{task.name}.{option}: can be changed only for tasks that are defined with a"
+                f"{task.name}.{option}: can be changed only for tasks that are defined with"
                 f" {needed}"
             )
         if option not in known:
@@ -290,14 +295,15 @@ def usual_messages(task: Any, policy: BatchPolicy) -> int:
     """
     chooses = policy.sorts or task._item_key is not None
     batches = (3 if task.acks_late else 2) + (policy.sort_window if chooses else 0)
-    return policy.usual_rows * batches * (_WITH_DUPLICATES if task.dedupe else 1)
+    return policy.usual_rows * batches * (_WITH_DUPLICATES if policy.dedupe else 1)
 
 
 def changeable_options(task: Any) -> tuple[str, ...]:
     """Return the options of a task that an operator may change while workers run."""
     cost = COST_OPTIONS if task.max_batch_cost is not None else ()
     target = TARGET_OPTIONS if task.target_latency is not None else ()
-    return (*OPTIONS, SHARE_OPTION, *cost, *target)
+    reuse = [option for option in REUSE_OPTIONS if getattr(task, option)]
+    return (*OPTIONS, SHARE_OPTION, *cost, *target, *reuse)
 
 
 def milliseconds_warnings(name: str, policy: BatchPolicy) -> list[str]:

@@ -44,7 +44,7 @@ from celery_batch.runtime.signature import (
     signature_of,
 )
 from celery_batch.serialization.arrays import split_rows
-from celery_batch.serialization.row_digest import check_reuse
+from celery_batch.serialization.row_digest import check_version
 from celery_batch.serialization.typed_json import register_types
 from celery_batch.shapes import check_shapes, fixed_sizes_of
 from celery_batch.task_class import keep_app_class
@@ -203,7 +203,7 @@ class BatchTask(ChunkCalls, ClientMethods):
         Settings.of(app)
         policy_of(cls)
         item_cost_of(cls)
-        check_reuse(cls)
+        check_version(cls)
         check_shapes(cls)
         item_key_of(cls)
         check_sort_window(cls)

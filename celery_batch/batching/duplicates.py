@@ -70,6 +70,14 @@ class Duplicates(Generic[T]):
             self._queue.add(first)
         self._followers.setdefault(key, []).append(request)
 
+    def release(self) -> None:
+        """Let all followers wait by themselves, the oldest first; no more will follow."""
+        followers = [each for requests in self._followers.values() for each in requests]
+        self._first.clear()
+        self._followers.clear()
+        for request in sorted(followers, key=lambda request: request.arrived):
+            self._queue.add(request)
+
     def next(
         self, now: float, *, full_only: bool = False, earns_share: bool = True
     ) -> Batch[T] | Wait | Done:

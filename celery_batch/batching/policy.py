@@ -18,6 +18,9 @@ DEFAULT_LINGER = 0.002
 #: Rows of a batch that is limited by cost, where ``max_batch_size`` is no lower than `_MANY_ROWS`.
 _USUAL_ROWS, _MANY_ROWS = 64, 200
 
+#: Seconds; Redis counts milliseconds.
+_SHORTEST_TTL = 0.001
+
 
 @dataclass(frozen=True, slots=True)
 class BatchPolicy:
@@ -47,6 +50,8 @@ class BatchPolicy:
         target_latency: Seconds from the sending of a request to its stored result that batches
             are to keep; None for no target.
         shed: Whether requests that will probably miss the target are refused.
+        dedupe: Whether equal requests share a row.
+        cache_ttl: Seconds for which answers are kept for equal rows; None to keep none.
 
     Raises:
         ConfigurationError: A value is not a number, or out of range.
@@ -64,6 +69,8 @@ class BatchPolicy:
     batch_lengths: tuple[int, ...] = ()
     target_latency: float | None = None
     shed: bool = False
+    dedupe: bool = False
+    cache_ttl: float | None = None
 
     def __post_init__(self) -> None:
         size = self.max_batch_size
@@ -85,6 +92,7 @@ class BatchPolicy:
         self._check_cost()
         self._check_shapes()
         self._check_target()
+        self._check_reuse()
 
     def _check_target(self) -> None:
         target = self.target_latency
@@ -96,6 +104,15 @@ class BatchPolicy:
             raise ConfigurationError(f"shed: must be True or False, got {self.shed!r}")
         if self.shed and target is None:
             raise ConfigurationError("shed: has no effect without target_latency")
+
+    def _check_reuse(self) -> None:
+        ttl = self.cache_ttl
+        if not isinstance(self.dedupe, bool):
+            raise ConfigurationError(f"dedupe: must be True or False, got {self.dedupe!r}")
+        if ttl is not None and not (_is_finite(ttl) and ttl >= _SHORTEST_TTL):
+            raise ConfigurationError(
+                f"cache_ttl: must be seconds above 0, or None for no cache, got {ttl!r}"
+            )
 
     def _check_cost(self) -> None:
         cost, window = self.max_batch_cost, self.sort_window

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from celery_batch.errors import ConfigurationError
 from celery_batch.serialization.plain_values import NotPlain, encode_plain
 
-__all__ = ["RowDigest", "check_reuse", "row_digest_of"]
+__all__ = ["RowDigest", "check_version", "row_digest_of"]
 
 #: Bytes.  Nobody finds two rows with the same digest, not even on purpose.
 _DIGEST_SIZE = 24
@@ -67,25 +66,17 @@ class RowDigest:
         return self.of(args)
 
 
-def check_reuse(task: Any) -> None:
+def check_version(task: Any) -> None:
     """
-    Check the options `dedupe`, `cache_ttl` and `version` of a task.
+    Check the option `version` of a task.
 
     Raises:
-        ConfigurationError: One of them is wrong, or has no effect.
+        ConfigurationError: It is wrong, or has no effect.
     """
-    if not isinstance(task.dedupe, bool):
-        raise ConfigurationError(f"{task.name}.dedupe: must be True or False, got {task.dedupe!r}")
-    ttl = task.cache_ttl
-    if ttl is None:
+    if task.cache_ttl is None:
         if task.version is not None:
             raise ConfigurationError(f"{task.name}.version: has no effect without cache_ttl")
         return
-    is_number = isinstance(ttl, (int, float)) and not isinstance(ttl, bool)
-    if not (is_number and 0.001 <= ttl < math.inf):  # noqa: PLR2004 (Redis counts milliseconds)
-        raise ConfigurationError(
-            f"{task.name}.cache_ttl: must be seconds above 0, or None for no cache, got {ttl!r}"
-        )
     version = _version(task)
     if version is not None and (isinstance(version, bool) or not isinstance(version, (str, int))):
         raise ConfigurationError(

@@ -156,6 +156,19 @@ def test_those_that_are_left_take_the_place_of_the_first(unwanted: set[int], lef
     assert isinstance(waiting.next(100.0), Wait)
 
 
+def test_followers_may_be_released():
+    """Each waits in a row of its own, and equal ones that come later follow again."""
+    waiting = queue(4)
+    add(waiting, ("a", 1), ("a", 2), ("b", 3), ("b", 4), ("a", 5))
+    waiting.release()
+    besides = len(waiting)
+    add(waiting, ("b", 6), ("b", 7))
+
+    assert (0, 1) == (besides, len(waiting))
+    assert [("a", 1), ("b", 3), ("a", 2), ("b", 4)] == items(waiting.next(8.0))
+    assert [("a", 5), ("b", 6), ("b", 7)] == items(waiting.next(100.0))
+
+
 def test_all_can_be_removed():
     """Nothing of them is left behind."""
     waiting = queue()

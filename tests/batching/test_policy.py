@@ -84,6 +84,24 @@ def test_share_is_a_number_up_to_a_half(share: object):
     )
 
 
+@pytest.mark.parametrize("ttl", [0, 0.0005, True, "1h", float("inf"), float("nan")], ids=repr)
+def test_answers_are_kept_for_seconds(ttl: object):
+    """At least the millisecond that Redis counts."""
+    with pytest.raises(ConfigurationError) as refusal:
+        BatchPolicy(cache_ttl=ttl)
+
+    assert f"cache_ttl: must be seconds above 0, or None for no cache, got {ttl!r}" == str(
+        refusal.value
+    )
+
+
+@pytest.mark.parametrize("dedupe", [None, 1, "yes"], ids=repr)
+def test_rows_are_shared_or_not(dedupe: object):
+    """There is no third way."""
+    with pytest.raises(ConfigurationError, match=r"^dedupe: must be True or False, got "):
+        BatchPolicy(dedupe=dedupe)
+
+
 def test_refusals_are_value_errors_too():
     """Code that knows only Python's own errors catches them as well."""
     with pytest.raises(ValueError, match="max_batch_size"):

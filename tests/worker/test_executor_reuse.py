@@ -83,6 +83,25 @@ def double(x: list[int]) -> list[int]:
     return [2 * each for each in x]
 
 
+def test_an_operator_may_turn_reuse_off(make: Callable[..., Any], cache: Answers):
+    """The cache alone, or with it that equal rows run once; or change how long answers are kept."""
+    calls: list[list[int]] = []
+
+    def record(x: list[int]) -> list[int]:
+        calls.append(x)
+        return double(x)
+
+    task, stored = make(record), []
+    for reuse in ((True, None), (False, None), (False, 60.0)):
+        batch = payload(task, 1, 2, 2)
+        batch.reuse = reuse
+        run_batch(task.name, batch)
+        stored.append(len(cache.stored))
+
+    assert [[1, 2], [1, 2, 2], [2]] == calls
+    assert ([0, 0, 1], 60.0) == (stored, cache.ttl)
+
+
 def test_equal_requests_without_a_key_fail(make: Callable[..., Any]):
     """They are one row, which shares no batch; the function is not called with it."""
     called: list[Any] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -150,3 +151,24 @@ def test_there_is_room_for_as_many_duplicates_as_rows(task: Any):
     batches = 3
 
     assert 2 * batches * 4 == messages_per_process([task])
+
+
+def test_an_operator_may_turn_it_off_and_on(task: Any, task_queue: TaskQueue):
+    """What waits already is a row of its own then, and only what comes later is compared."""
+    add(task_queue, *[request(task, n) for n in (1, 1, 2)])
+    own = task_queue.policy
+    task_queue.policy = replace(own, dedupe=False)
+    task_queue.add(request(task, 2))
+    separate = next_batch(task_queue)
+    task_queue.policy = own
+    add(task_queue, *[request(task, n) for n in (3, 3, 4, 5, 6)])
+    shared = next_batch(task_queue)
+    listener: Any = None
+    jobs = [
+        BatchJob(task, batch, listener, policy)
+        for batch, policy in ((separate, replace(own, dedupe=False)), (shared, own))
+    ]
+
+    assert [(4, 4), (5, 4)] == [(len(batch), batch.rows) for batch in (separate, shared)]
+    assert [4.0, 4.0] == [job.work for job in jobs]
+    assert [(False, None), (True, None)] == [job._payload().reuse for job in jobs]

@@ -21,6 +21,7 @@ class Answers:
     def __init__(self, *known: int) -> None:
         self.known = {digest_of(each): f"cached {each}" for each in known}
         self.stored: dict[bytes, Any] = {}
+        self.ttl = 1.0
 
     def look_up(self, digests: list[bytes]) -> Found:
         """Return what is known of these."""

@@ -127,6 +127,8 @@ def runtime_config(worker: Worker) -> RuntimeConfig:
         ({"max_batch_cost": 5}, "trios.max_batch_cost: .* that are defined with a max_batch_cost$"),
         ({"sort_window": 5}, "trios.sort_window: .* tasks that are defined with a max_batch_cost$"),
         ({"shed": True}, "trios.shed: can be .* tasks that are defined with a target_latency$"),
+        ({"dedupe": True}, "trios.dedupe: can be .* tasks that are defined with dedupe=True$"),
+        ({"cache_ttl": 5}, "trios.cache_ttl: can be .* tasks that are defined with a cache_ttl$"),
         ({"batch_size": 5}, "did you mean max_batch_size[?]$"),
     ],
 )
@@ -137,6 +139,26 @@ def test_options_that_a_task_does_not_have_are_named(
     worker.send("trios", "a")
     with pytest.raises(ConfigurationError, match=message):
         runtime_config.configure("trios", values)
+
+
+def test_the_reuse_of_answers_can_be_changed(runtime_config: RuntimeConfig, worker: Worker):
+    """Of a task that is defined with it, which an operator may turn off and on."""
+
+    @worker.app.task(base=BatchTask, name="reusing", dedupe=True, cache_ttl=60)
+    def reusing(x):
+        return x
+
+    queue = worker.scheduler.task_queue(reusing)
+    off = runtime_config.configure("reusing", {"dedupe": False, "cache_ttl": None})
+    policy = queue.policy
+    runtime_config.configure("reusing", {"cache_ttl": 5, "dedupe": "default"})
+
+    assert {"dedupe": True, "cache_ttl": 60} == off["task_says"]
+    assert (False, None) == (policy.dedupe, policy.cache_ttl)
+    assert (True, 5) == (queue.policy.dedupe, queue.policy.cache_ttl)
+    for values in ({"dedupe": None}, {"cache_ttl": 0}, {"cache_ttl": "1h"}):
+        with pytest.raises(ConfigurationError, match="must be"):
+            runtime_config.configure("reusing", values)
 
 
 def test_a_target_is_not_taken_from_a_task_that_sheds(app: Celery):

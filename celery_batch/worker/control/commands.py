@@ -89,7 +89,7 @@ def batch_stats(state: Any, **_: Any) -> dict[str, Any]:
 @_control_command(
     "<task> [default] [max_batch_size=ROWS] [max_wait=SECONDS] [linger=SECONDS]"
     " [low_priority_share=SHARE] [device_share=WEIGHT] [max_batch_cost=COST] [sort_window=BATCHES]"
-    " [target_latency=SECONDS] [shed=true|false]"
+    " [target_latency=SECONDS] [shed=true|false] [dedupe=true|false] [cache_ttl=SECONDS]"
 )
 def batch_config(
     runtime_config: RuntimeConfig, words: Sequence[str] = (), task: str = "", **values: Any

@@ -78,6 +78,7 @@ class BatchJob:
     ) -> None:
         self.id = str(uuid4())
         self.task = task
+        self._reuse = policy.dedupe, policy.cache_ttl  # as in `BatchPayload`
         self.requests: list[Any] = batch.items
         self.rows = batch.rows
         #: How much of a batch its requests take, in rows or in cost.
@@ -188,7 +189,8 @@ class BatchJob:
 
     def _distinct(self) -> Collection[Any]:
         """Return its requests, of equal ones the last: they run in one row."""
-        if not self.task.dedupe:
+        shares_rows, _ = self._reuse
+        if not shares_rows:
             return self.requests
         return {request.row_digest or request.id: request for request in self.requests}.values()
 
@@ -220,6 +222,7 @@ class BatchJob:
             plan=None if self.plan is None else self.plan.facts,
             has_watchers=wants_events(first.eventer, first.task),
             is_lone=self.is_only_batch,
+            reuse=self._reuse,
         )
 
     def _set_result(self, result: Any) -> None:

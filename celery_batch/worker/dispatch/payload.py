@@ -88,6 +88,8 @@ class BatchPayload(list[Delivery]):
         has_watchers: Whether events with their results are sent.
         plan: How they were chosen, where there is a latency target; see `BatchPlan`.
         is_lone: Whether no other batch runs or is formed: worker threads would be idle.
+        reuse: Whether equal requests share a row, and for how many seconds answers are kept;
+            None for the task's own options.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class BatchPayload(list[Delivery]):
         plan: Sequence[Any] | None = None,
         has_watchers: bool = True,
         is_lone: bool = False,
+        reuse: tuple[bool, float | None] | None = None,
     ) -> None:
         super().__init__(deliveries)
         self.has_watchers = has_watchers
@@ -110,6 +113,7 @@ class BatchPayload(list[Delivery]):
         self.cost_limits = cost_limits
         self.precedence = precedence
         self.is_lone = is_lone
+        self.reuse = reuse
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle them as columns, which pool processes turn back into a list."""

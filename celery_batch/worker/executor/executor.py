@@ -157,7 +157,7 @@ class _BatchTrace:
         self._fast_trace: FastTrace | None = None
         self._fast_items: dict[int, FastItem] = {}
         self._context = copy_context()
-        self._reuse = reuse_of(task)
+        self._reuse = reuse_of(task, payload.reuse)
         self._span = BatchSpan(task.name)
 
     def run(self) -> BatchEnd:

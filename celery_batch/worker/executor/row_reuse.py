@@ -103,6 +103,11 @@ class RowReuse:
         self._digest = digest
         self.cache = cache
 
+    @property
+    def without_cache(self) -> RowReuse:
+        """What recognises equal rows of one batch, and no more."""
+        return RowReuse(self._digest, None)
+
     def look_up(self, columns: Sequence[list[Any]]) -> ReusedRows:
         """Return what is known of the rows of a batch."""
         digests = [self._digest.of(row) for row in zip(*columns, strict=True)]
@@ -113,26 +118,40 @@ class RowReuse:
         return ReusedRows(digests, found, counts_cache=self.cache is not None)
 
 
-def reuse_of(task: Any) -> RowReuse | None:
-    """Return what recognises rows of a task in this process; None if it reuses no answers."""
-    known = vars(task)
-    if "_batch_reuse" not in known:
-        known["_batch_reuse"] = _reuse(task)
-    return known["_batch_reuse"]  # type: ignore[no-any-return]
+def reuse_of(task: Any, options: tuple[bool, float | None] | None = None) -> RowReuse | None:
+    """
+    Return what recognises rows of a task in this process; None if it reuses no answers.
+
+    Args:
+        task: The batch task.
+        options: Whether equal requests share a row, and for how many seconds answers are kept,
+            where an operator has changed that; None for the task's own options.
+    """
+    own = _own_reuse(task)
+    if own is None or options is None:
+        return own
+    shares_rows, ttl = options
+    if not shares_rows and ttl is None:
+        return None
+    if own.cache is None or ttl is None:
+        return own.without_cache
+    own.cache.ttl = ttl
+    return own
 
 
 def forget_answers(task: Any) -> None:
-    """Empty a task's cache: its model has been loaded again."""
-    reuse = reuse_of(task)
-    if reuse is not None and reuse.cache is not None:
-        reuse.cache.clear()
+    """Empty a task's cache, though it may be turned off: its model has been loaded again."""
+    own = _own_reuse(task)
+    if own is not None and own.cache is not None:
+        own.cache.clear()
 
 
-def _reuse(task: Any) -> RowReuse | None:
-    digest = row_digest_of(task)
-    if digest is None:
-        return None
-    if task.cache_ttl is None:
-        return RowReuse(digest, None)
-    backend = cache_backend(task.app, task.name)
-    return RowReuse(digest, AnswerCache(task.name, task.cache_ttl, backend))
+def _own_reuse(task: Any) -> RowReuse | None:
+    """Return what recognises rows of a task by its own options, made on first use."""
+    known = vars(task)
+    if "_batch_reuse" not in known:
+        digest, cache = row_digest_of(task), None
+        if task.cache_ttl is not None:
+            cache = AnswerCache(task.name, task.cache_ttl, cache_backend(task.app, task.name))
+        known["_batch_reuse"] = None if digest is None else RowReuse(digest, cache)
+    return known["_batch_reuse"]  # type: ignore[no-any-return]

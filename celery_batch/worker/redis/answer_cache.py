@@ -78,7 +78,8 @@ class AnswerCache:
 
     def __init__(self, task_name: str, ttl: float, backend: Any) -> None:
         self._name = task_name
-        self._milliseconds = round(ttl * 1000)
+        #: Seconds for which an answer is kept; it may change at any time.
+        self.ttl = ttl
         self._client = _client(backend)
         prefix = backend._transport_options.get("global_keyprefix", "") + _PREFIX  # noqa: SLF001
         self._prefix = prefix.encode()
@@ -143,7 +144,7 @@ class AnswerCache:
                     value = self._encode(epoch, answer)
                     if value is not None:
                         key = self._prefix + digest.hex().encode()
-                        pipeline.execute_command("SET", key, value, "PX", self._milliseconds)
+                        pipeline.execute_command("SET", key, value, "PX", round(self.ttl * 1000))
                 pipeline.execute()
         except Exception as error:  # noqa: BLE001 (as above)
             self._leave_alone(error)

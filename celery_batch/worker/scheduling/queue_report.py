@@ -54,7 +54,7 @@ def _cost_report(queue: TaskQueue, policy: BatchPolicy) -> dict[str, Any]:
 
 
 def _reuse_report(queue: TaskQueue) -> dict[str, Any]:
-    task, reuse = queue.task, queue.reuse
+    task, reuse = queue.task, queue.reuse  # also while an operator has turned it off
     has_cache = task.cache_ttl is not None
     cache = {"cache_hits": reuse.hits, "cache_misses": reuse.misses} if has_cache else {}
     return cache | ({"duplicates": reuse.duplicates} if has_cache or task.dedupe else {})

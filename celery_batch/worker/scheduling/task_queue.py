@@ -113,7 +113,7 @@ class TaskQueue:
         if policy.target_latency is not None:
             self.target = TargetTracker(self._batcher, processes)
         self._call_times = CallTimes() if self.target is None else self.target.call_times
-        self._row_digest = row_digest_of(task) if task.dedupe else None
+        self._row_digest = row_digest_of(task) if policy.dedupe else None
         self._queue = self._queue_before(self._batcher)
         self._item_cost = None if policy.max_batch_cost is None else item_cost_of(task)
         self._lock = lock
@@ -138,6 +138,15 @@ class TaskQueue:
                 self._batcher.policy = policy
             else:
                 self.target.queue.configured = policy
+            if policy.dedupe != (self._row_digest is not None):
+                self._share_rows(wanted=policy.dedupe)
+
+    def _share_rows(self, *, wanted: bool) -> None:
+        """Let equal requests share a row from now on, or run each by itself."""
+        if isinstance(self._queue, Duplicates):
+            self._queue.release()
+        self._row_digest = row_digest_of(self.task) if wanted else None
+        self._queue = self._queue_before(self._batcher)
 
     @property
     def is_empty(self) -> bool:
