@@ -114,7 +114,7 @@ def predict(
         BackendUnreachable: The result backend does not answer.
         InvalidRow: ``items`` is one value, such as a text or a mapping, and no list.
         QueueFull: ``max_queue`` leaves no room for all items; none was sent. Or a worker has
-            refused one, as ``shed`` asks it to.
+            refused one, as ``shed`` asks it to, whatever became of the others.
         ConfigurationError: Results of this task cannot be waited for, or an option is wrong.
         Exception: Whatever the first failed item has failed with; it is a `TaskFailed`, too.
     """
@@ -125,7 +125,7 @@ def predict(
         with _sending(task.app, deadline):
             _listen(task.app, deadline)
             results = _send(task, values, options)
-        with _waiting(task.app, results, timeout, on_timeout):
+        with _waiting(task.app, results, timeout, on_timeout, may_fail=not return_exceptions):
             received = queue.SimpleQueue[None]()
             wake = partial(received.put, None)
             may_refuse = _may_refuse(task, results) and not return_exceptions
@@ -169,7 +169,7 @@ async def apredict(
     else:
         with _sending(task.app, deadline):
             results = await _asend(task, values, options, deadline)
-        with _waiting(task.app, results, timeout, on_timeout):
+        with _waiting(task.app, results, timeout, on_timeout, may_fail=not return_exceptions):
             if _may_refuse(task, results) and not return_exceptions:
                 await _end_or_refusal(results, deadline)
             else:
@@ -251,8 +251,14 @@ def _sending(app: Any, deadline: float) -> Iterator[None]:
 
 
 @contextmanager
-def _waiting(app: Any, results: Sequence[Any], timeout: float, on_timeout: str) -> Iterator[None]:
-    """Raise DeadlineExceeded unless all calls end; revoke the others, also when interrupted."""
+def _waiting(
+    app: Any, results: Sequence[Any], timeout: float, on_timeout: str, *, may_fail: bool
+) -> Iterator[None]:
+    """
+    Raise DeadlineExceeded unless all calls end; revoke the others, also when interrupted.
+
+    Where one has been refused, and the request may fail with that, it does.
+    """
     try:
         with _reading_results():
             yield
@@ -261,8 +267,11 @@ def _waiting(app: Any, results: Sequence[Any], timeout: float, on_timeout: str) 
         raise
     missing = sum(not _has_ended(each) for each in results)
     if missing:
-        if on_timeout == "revoke":
+        ended = [n for n, each in enumerate(results) if _has_ended(each)]
+        refused = [n for n in ended if may_fail and isinstance(results[n].result, QueueFull)]
+        if on_timeout == "revoke" or refused:
             _revoke_unfinished(app, results)
+        _raise_refusal(results, refused)
         words = f"{missing} of {len(results)} items had no answer within {timeout:g} s."
         raise DeadlineExceeded(words, results=results)
 
@@ -473,19 +482,18 @@ def _has_come(
 def _outputs(results: Sequence[Any], *, return_exceptions: bool) -> list[Any]:
     with _reading_results():
         found = [(result.result, result.state) for result in results]
-    outputs = []
-    for value, state in found:
-        if state == states.SUCCESS:
-            outputs.append(value)
-            continue
-        error = _error_of(value, state)
+    failed = [n for n, (_, state) in enumerate(found) if state != states.SUCCESS]
+    refused = [n for n in failed if isinstance(found[n][0], QueueFull)]
+    outputs: list[Any] = [value for value, _ in found]
+    # Of a request that may succeed later it is said when, whatever its other items fail with.
+    for index in failed if return_exceptions else (refused or failed)[:1]:
+        error = outputs[index] = _error_of(*found[index])
         if len(found) > 1 and isinstance(error, TaskFailed):
-            error.index = len(outputs)
+            error.index = index
         if not return_exceptions:
             if isinstance(error, DeadlineExceeded):
                 error.results = list(results)
             raise error
-        outputs.append(error)
     return outputs
 
 

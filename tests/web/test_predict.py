@@ -327,6 +327,29 @@ def test_a_prepared_app_gives_up_on_a_revoke():
             app.control.revoke("another")
 
 
+def test_a_refused_item_says_when_to_come_back(ask: Callable[..., Any]):
+    """Whatever an item before it has failed with: the client is told to try again."""
+
+    def pick(items: list[int]) -> list[Any]:
+        """Refuse 2 and fail with 1."""
+        errors = {1: ValueError("bad"), 2: QueueFull("late", retry_after=2.5)}
+        return [errors.get(each, each) for each in items]
+
+    with Celery("refusing", broker="memory://", set_as_current=False) as app:
+        app.conf.task_always_eager = True
+        task = app.task(base=BatchTask, name="pick")(pick)
+        with pytest.raises(QueueFull) as caught:
+            ask(task, [0, 1, 2, 3], timeout=AMPLE)
+        answers = ask(task, [0, 1, 2, 3], timeout=AMPLE, return_exceptions=True)
+    error = http_error(caught.value)
+
+    assert (429, 2, {"Retry-After": "3"}) == (error.status, error.item_index, error.headers)
+    assert [int, ValueError, QueueFull, int] == [
+        next(kind for kind in (int, ValueError, QueueFull) if isinstance(each, kind))
+        for each in answers
+    ]
+
+
 def test_eager_tasks_are_answered_here(ask: Callable[..., Any]):
     """A view can be tested without servers."""
     with Celery("eager", broker="memory://", set_as_current=False) as app:

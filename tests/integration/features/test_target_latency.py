@@ -116,6 +116,11 @@ def _in_loop(*args: Any, **options: Any) -> Any:
     return asyncio.run(apredict(*args, **options))
 
 
+def _sent_before() -> dict[str, Any]:
+    """Return the option of calls most of whose time is over, so that few of them come in time."""
+    return {"headers": {SENT: int(time.time() * 1000) - 300}}
+
+
 @pytest.mark.parametrize("ask", [predict, _in_loop], ids=["predict", "apredict"])
 def test_a_refused_item_ends_its_whole_request(taught: Place, ask: Callable[..., Any]):
     """The other calls of the same `predict` are revoked, and those that wait do not run."""
@@ -123,13 +128,29 @@ def test_a_refused_item_ends_its_whole_request(taught: Place, ask: Callable[...,
     seen, known = len(taught.items("paced")), revoked()
     gate = taught.close_gate()
     with pytest.raises(QueueFull, match="later than target_latency") as caught:
-        ask(taught.paced, range(100), timeout=SOON)
+        ask(taught.paced, range(100), timeout=SOON, **_sent_before())
     eventually(lambda: revoked() > known, "revoked calls")
     taught.open_gate(gate)
     taught.wait_for_nobody()
 
     assert caught.value.index > 0
     assert len(taught.items("paced")) - seen <= 16  # of the batch that lay ready in the pool
+
+
+@pytest.mark.parametrize("ask", [predict, _in_loop], ids=["predict", "apredict"])
+def test_a_refusal_counts_for_more_than_the_deadline(
+    taught: Place, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
+    """In a client that does not know of the target, and so waits for all calls."""
+    monkeypatch.setattr(type(taught.app.tasks[TASK]), "target_latency", None)
+    gate = taught.close_gate()
+    with pytest.raises(QueueFull, match="later than target_latency") as caught:
+        ask(taught.paced, range(100), timeout=2.0, **_sent_before())
+    taught.open_gate(gate)
+    taught.wait_for_nobody()
+    error = http_error(caught.value)
+
+    assert (429, True) == (error.status, int(error.headers["Retry-After"]) >= 1)
 
 
 def test_outputs_beside_refusals_may_be_wanted(taught: Place):
