@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     )
     from celery_batch.streamer.threaded import ThreadedStreamer as ThreadedStreamer
     from celery_batch.task import BatchTask as BatchTask
+    from celery_batch.web.arrays import NotAcceptable as NotAcceptable
+    from celery_batch.web.arrays import as_lists as as_lists
+    from celery_batch.web.arrays import encode_outputs as encode_outputs
+    from celery_batch.web.arrays import read_npy as read_npy
     from celery_batch.web.disconnect import ClientDisconnected as ClientDisconnected
     from celery_batch.web.disconnect import until_disconnect as until_disconnect
     from celery_batch.web.errors import BackendUnreachable as BackendUnreachable
@@ -88,6 +92,7 @@ _HOME = {
     "MessageTooLarge": "celery_batch.errors",
     "Model": "celery_batch.runtime.model",
     "ModelError": "celery_batch.errors",
+    "NotAcceptable": "celery_batch.web.arrays",
     "OutOfMemory": "celery_batch.errors",
     "PartlySent": "celery_batch.client.publish.send_many",
     "PoisonItem": "celery_batch.errors",
@@ -105,10 +110,13 @@ _HOME = {
     "apredict": "celery_batch.web.predict",
     "areadiness": "celery_batch.web.readiness",
     "as_completed": "celery_batch.client.results.futures",
+    "as_lists": "celery_batch.web.arrays",
     "close_listener": "celery_batch.client.results.listener",
+    "encode_outputs": "celery_batch.web.arrays",
     "http_error": "celery_batch.web.errors",
     "predict": "celery_batch.web.predict",
     "prepare": "celery_batch.web.prepare",
+    "read_npy": "celery_batch.web.arrays",
     "readiness": "celery_batch.web.readiness",
     "revoke_soon": "celery_batch.client.revoke",
     "run_redis_workers_forever": "celery_batch.streamer",

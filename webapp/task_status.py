@@ -8,7 +8,7 @@ from uuid import UUID
 from celery import states
 from typing_extensions import NotRequired, TypedDict  # noqa: UP035 (pydantic wants both from there)
 
-from celery_batch import http_error
+from celery_batch import as_lists, http_error
 from celery_batch.web.errors import task_error
 from webapp import tasks
 
@@ -34,7 +34,7 @@ def task_status(task_id: UUID) -> TaskStatus:
     result = tasks.TASK.AsyncResult(str(task_id))
     status = TaskStatus(id=result.id, state=result.state)
     if status["state"] == states.SUCCESS:
-        status["output"] = result.result
+        status["output"] = as_lists(result.result)
     elif status["state"] in states.EXCEPTION_STATES:
         status["error"] = http_error(task_error(result.result)).body["error"]
     return status

@@ -20,11 +20,11 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Self
 
-from kombu.utils.json import JSONEncoder
-
-from celery_batch.backfill.inputs import Input
+from celery_batch.backfill.inputs import SUFFIXES, Input
+from celery_batch.backfill.npy import opened_npy
 from celery_batch.backfill.window import Answer, Unreadable
 from celery_batch.errors import BackfillError
+from celery_batch.serialization.typed_json import array_hook, encode_json
 
 __all__ = [
     "Checkpoint",
@@ -177,7 +177,11 @@ _SYNC_EVERY = 1.0
 _VERSION = 1
 
 
-_encode: Callable[[Any], str] = JSONEncoder().encode
+#: A typed value has this key, such as an array.
+_TYPED = '"__type__"'
+
+
+_decode: Callable[[str], Any] = json.JSONDecoder(object_hook=array_hook).decode
 
 
 class Checkpoint:
@@ -293,11 +297,11 @@ class Checkpoint:
         self._synced = time.monotonic()
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield all answers as they were written."""
+        """Yield all answers as they were written, with arrays that are not decoded yet."""
         self._file.flush()
         with self.partial.open(encoding="utf-8") as file:
             for line in file:
-                yield json.loads(line)
+                yield _decode(line) if _TYPED in line else json.loads(line)
 
     def remove(self) -> None:
         """Remove both files: the output is whole."""
@@ -385,10 +389,10 @@ def _line(answer: Answer) -> tuple[str, bool]:
     record = {"position": row.position, "key": row.key, "line": row.line}
     if not error:
         try:
-            return f"{_encode(record | {'output': answer.output})}\n", False
+            return f"{encode_json(record | {'output': answer.output})}\n", False
         except (TypeError, ValueError, RecursionError) as flaw:  # JSON has no such value
             error = f"{type(flaw).__name__}: {flaw}"
-    return f"{_encode(record | {'error': error})}\n", True
+    return f"{encode_json(record | {'error': error})}\n", True
 
 
 class Failures:
@@ -404,10 +408,12 @@ class Failures:
     def __init__(self, output: Path) -> None:
         self._output = output
         self.path = output.with_name(f"{output.name}.errors")
+        #: Whether a row has the same place in the output as in the input.
+        self._is_aligned = SUFFIXES.get(output.suffix.lower()) == "npy"
 
     def write(self, records: Iterable[dict[str, Any]]) -> None:
         """Write which of an output's records have failed; no file if none has."""
-        lines = _failed(records)
+        lines = self._failed(records)
         first = next(lines, None)
         if first is None:
             with writing(self.path):
@@ -456,22 +462,33 @@ class Failures:
         rows = {each["input_row"] - 1: row for row, each in failed.items()}
         # Rows that an earlier try has answered may not be among the failed any more.
         fresh = {rows[each["position"]]: each for each in answers if each["position"] in rows}
-        for row, record in enumerate(Input(str(self._output)).records(), start=1):
+        for row, record in enumerate(self._written(failed), start=1):
             if isinstance(record, Unreadable):
                 raise BackfillError(f"{self._output}: was changed: {record.why}")
             kept = {name: value for name, value in record.items() if value is not None}
-            was = failed.get(row, {"input_row": 0})  # of the others the position is not used
+            was = failed.get(row, {"input_row": row if self._is_aligned else 0})
             place = {"position": was["input_row"] - 1, "line": was.get("line", 0)}
             yield fresh.get(row, kept | place)
 
+    def _written(self, failed: dict[int, dict[str, Any]]) -> Iterator[Any]:
+        """Yield the output's records."""
+        if not self._is_aligned:
+            yield from Input(str(self._output)).records()
+            return
+        for row, output in enumerate(opened_npy(str(self._output)), start=1):
+            was = failed.get(row)
+            end = {"output": output} if was is None else {"error": was["error"]}
+            yield {"key": str(row) if was is None else was["key"], **end}
 
-def _failed(records: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each record that has failed."""
-    for row, record in enumerate(records, start=1):
-        if error := record.get("error"):
-            line = {"line": record["line"]} if record["line"] else {}
-            place = {**line, "input_row": record["position"] + 1, "output_row": row}
-            yield json.dumps({"key": record["key"], "error": error, **place}) + "\n"
+    def _failed(self, records: Iterable[dict[str, Any]]) -> Iterator[str]:
+        """Yield a line for each record that has failed."""
+        for row, record in enumerate(records, start=1):
+            if error := record.get("error"):
+                line = {"line": record["line"]} if record["line"] else {}
+                input_row = record["position"] + 1
+                output_row = input_row if self._is_aligned else row
+                place = {**line, "input_row": input_row, "output_row": output_row}
+                yield json.dumps({"key": record["key"], "error": error, **place}) + "\n"
 
 
 def output_status(output: Path) -> dict[str, Any]:

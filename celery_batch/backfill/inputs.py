@@ -1,4 +1,4 @@
-"""Reads rows: JSON lines, CSV, Parquet, a folder of files, standard input.
+"""Reads rows: JSON lines, CSV, Parquet, .npy, a folder of files, standard input.
 
 Rule 1: a record that cannot be read becomes an `Unreadable`, and the next one follows.
 Rule 2: where the beginning of the next record is not known, reading ends with an error.
@@ -20,6 +20,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from celery_batch.backfill.list_columns import parquet_values
+from celery_batch.backfill.npy import npy_rows, opened_npy
 from celery_batch.backfill.window import Row, Unreadable
 from celery_batch.errors import BackfillError, InvalidRow
 
@@ -81,6 +83,8 @@ class Input:
             self._check_path(Path(path))
         if self.kind == "parquet":
             need_arrow(path)
+        if self.kind == "npy":
+            opened_npy(path)
         if self.kind not in FORMATS:
             known = ", ".join(FORMATS)
             raise BackfillError(f"{path}: its format is not known; name it: {known}")
@@ -137,6 +141,8 @@ class Input:
         path = Path(self.path)
         if self.kind == "parquet":
             return int(_opened_parquet(self.path).metadata.num_rows)
+        if self.kind == "npy":
+            return len(opened_npy(self.path))
         if self.kind == "files" and not self.is_stdin:
             return len(_listing(path))
         if self.kind == "jsonl" and not self.is_stdin and path.stat().st_size <= _COUNTED_BYTES:
@@ -245,7 +251,7 @@ def _parquet_records(source: Input) -> Iterator[Any]:
     row = 0
     try:
         for batch in file.iter_batches(batch_size=_at_once(file.metadata)):
-            for record in _values(batch):
+            for record in parquet_values(batch):
                 row += 1
                 if isinstance(record, Exception):
                     yield Unreadable(f"row {row} has a value that Python has not: {record}")
@@ -261,16 +267,6 @@ def _at_once(metadata: Any) -> int:
     size = sum(int(metadata.row_group(n).total_byte_size) for n in groups)
     each = max(1, size // max(1, int(metadata.num_rows)))
     return max(1, min(_PARQUET_ROWS, _PARQUET_BYTES // each))
-
-
-def _values(batch: Any) -> list[Any]:
-    """Return a batch's records, with an error in place of one that Python cannot represent."""
-    try:
-        return list(batch.to_pylist())
-    except (ValueError, ArithmeticError) as error:  # such as a time between two microseconds
-        if batch.num_rows == 1:
-            return [error]
-        return [_values(batch.slice(n, 1))[0] for n in range(batch.num_rows)]
 
 
 def _opened_parquet(path: str) -> Any:
@@ -291,6 +287,11 @@ def need_arrow(path: str) -> None:
 def _arrow() -> Any:
     import_module("pyarrow.parquet")  # only Parquet needs it
     return import_module("pyarrow")
+
+
+def _npy_records(source: Input) -> Iterator[Any]:
+    """Yield the rows of a .npy file."""
+    return npy_rows(source.path)
 
 
 def _files(source: Input) -> Iterator[Any]:
@@ -314,12 +315,19 @@ FORMATS: dict[str, Callable[[Input], Iterator[Any]]] = {
     "jsonl": _json_lines,
     "csv": _csv_records,
     "parquet": _parquet_records,
+    "npy": _npy_records,
     "files": _files,
 }
 
 
 #: The formats of files by their suffixes.
-SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+SUFFIXES = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".npy": "npy",
+}
 
 
 #: Fields that name a record, the first that is there.

@@ -14,6 +14,7 @@ from celery_batch.backfill.inputs import Arguments
 from celery_batch.backfill.progress import Clock
 from celery_batch.backfill.window import Answer
 from celery_batch.config import did_you_mean
+from celery_batch.serialization.arrays import is_array
 
 __all__ = ["answers", "check_options"]
 
@@ -34,7 +35,8 @@ def answers(
     limits = limits_of(task, window=window, in_order=in_order)
     options = {"priority": lowest_priority(task.app), **options}
     # Not of other iterables with a length: some read all of their input to count it.
-    total = len(items) if isinstance(items, (Sequence, Mapping)) else None
+    has_length = isinstance(items, (Sequence, Mapping)) or is_array(items)
+    total = len(items) if has_length else None  # type: ignore[arg-type]
     return _answers(task, Backfill(task, rows, limits, options), Clock(total))
 
 

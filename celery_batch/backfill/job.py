@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +20,8 @@ from celery_batch.backfill.checkpoint import (
 from celery_batch.backfill.control import JobControl
 from celery_batch.backfill.engine import Backfill
 from celery_batch.backfill.inputs import Arguments, Input, some_fit
-from celery_batch.backfill.outputs import format_of, write_output
+from celery_batch.backfill.npy import ArrayRows
+from celery_batch.backfill.outputs import Reread, format_of, write_output
 from celery_batch.backfill.progress import Clock, Progress
 from celery_batch.backfill.sender import unserved
 from celery_batch.backfill.window import Answer, Limits, Row
@@ -189,6 +191,7 @@ class Job:
         self._task, self._source, self._output = task, source, output
         self._arguments, self._limits, self._options = arguments, limits, options
         self._error_limit, self._echo = error_limit, echo
+        self._array_rows: ArrayRows | None = None
         #: Stands for the output while its failed rows run again.
         self._retry_output = output.with_name(f"{output.name}.retry")
 
@@ -210,11 +213,12 @@ class Job:
         about = self._about()
         with Checkpoint(self._output, about) as checkpoint:
             rows = self._unanswered(checkpoint)
+            self._array_rows = self._rows_like(checkpoint.records())
             progress = self._answer(checkpoint, rows, self._source.count(), control, show)
             failed = checkpoint.records() if checkpoint.failed else ()
             self._failures.write(failed)  # first: the output says that all is done
             write_about(self._output, {**about, "rows": len(checkpoint.done)})
-            write_output(self._output, checkpoint.records(), self._kind)
+            self._write(checkpoint.records)
             checkpoint.remove()
         return progress
 
@@ -253,11 +257,16 @@ class Job:
         if begun and changes(begun["about"], about):
             Checkpoint.forget(self._retry_output)  # the input was mended once more
         with Checkpoint(self._retry_output, about) as checkpoint:
+
+            def merged() -> Iterator[dict[str, Any]]:
+                return self._failures.merged(checkpoint.records())
+
             rows = self._failed(checkpoint, keys)
+            before = chain(self._failures.merged(()), checkpoint.records())
+            self._array_rows = self._rows_like(before)
             progress = self._answer(checkpoint, rows, len(keys), control, show)
-            merged = self._failures.merged
-            write_output(self._output, merged(checkpoint.records()), self._kind)
-            self._failures.write(merged(checkpoint.records()))
+            self._write(merged)
+            self._failures.write(merged())
             write_about(self._output, {**made, **about})
             checkpoint.remove()
         return progress
@@ -274,6 +283,13 @@ class Job:
         for path in (self._output, self._failures.path, about_path(self._output)):
             path.unlink(missing_ok=True)
 
+    def _rows_like(self, records: Iterable[dict[str, Any]]) -> ArrayRows | None:
+        """Return rows of an array like those of records; None for an output of another format."""
+        return ArrayRows(self._output, records) if self._kind == "npy" else None
+
+    def _write(self, read: Callable[[], Iterator[dict[str, Any]]]) -> None:
+        write_output(self._output, Reread(read), self._kind, self._array_rows)
+
     def _answer(
         self,
         checkpoint: Checkpoint,
@@ -284,9 +300,17 @@ class Job:
     ) -> Progress:
         notices, has_asked = Notices(self._arguments, self._echo), False
         clock = Clock(total, len(checkpoint.done), checkpoint.failed)
+        array_rows = self._array_rows
+
+        def save(answers: list[Answer]) -> int:
+            if array_rows is not None:
+                answers = [array_rows.checked(answer) for answer in answers]
+            failed = checkpoint.add(answers)
+            notices.add(answers)
+            return failed
+
         with Backfill(self._task, rows, self._limits, self._options) as backfill:
-            for answers in control.steps(backfill, clock, checkpoint.add):
-                notices.add(answers)
+            for _ in control.steps(backfill, clock, save):
                 progress = control.progress
                 show(progress)
                 self._error_limit.check(progress.done, progress.failed)

@@ -1,28 +1,61 @@
-"""Writes outputs: JSON lines, CSV, Parquet; there is no file until it is whole."""
+"""Writes outputs: JSON lines, CSV, Parquet, .npy; there is no file until it is whole."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from celery_batch.backfill.checkpoint import replacing
 from celery_batch.backfill.inputs import SUFFIXES, need_arrow
+from celery_batch.backfill.list_columns import array_column, list_type
+from celery_batch.backfill.npy import ArrayRows, need_numpy
+from celery_batch.backfill.window import byte_size
 from celery_batch.errors import BackfillError
+from celery_batch.serialization.arrays import is_array
+from celery_batch.serialization.lists import array_as_list
+from celery_batch.serialization.typed_json import array_as_typed
 
-__all__ = ["format_of", "write_output"]
+__all__ = ["Reread", "format_of", "write_output"]
 
-#: Rows of a Parquet file that are in memory at once.
+#: Rows and bytes of outputs of a Parquet file that are in memory at once.
 _PARQUET_ROWS = 8192
+_PARQUET_BYTES = 8 << 20
 
 _COLUMNS = ("key", "output", "error")
 
-_encode = json.JSONEncoder(ensure_ascii=False).encode
-
 Records = Iterable[dict[str, Any]]
+
+
+class Reread:
+    """
+    Records that are read anew each time that they are iterated over.
+
+    Args:
+        read: Returns an iterator over them.
+    """
+
+    def __init__(self, read: Callable[[], Iterator[dict[str, Any]]]) -> None:
+        self._read = read
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self._read()
+
+
+def _as_json(value: Any) -> Any:
+    """Return an array as lists of numbers; as a typed value where JSON has no such numbers."""
+    if not is_array(value):
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    try:
+        return array_as_list(value)
+    except TypeError:
+        return array_as_typed(value)
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, default=_as_json).encode
+_encode_ascii = json.JSONEncoder(default=_as_json).encode
 
 
 def format_of(output: Path) -> str:
@@ -34,27 +67,35 @@ def format_of(output: Path) -> str:
     """
     found = SUFFIXES.get(output.suffix.lower(), "")
     if not found:
-        known = ", ".join(_FORMATS)
+        known = ", ".join([*_FORMATS, "npy"])
         raise BackfillError(f"{output}: its format is not known; name one of {known}")
     if found == "parquet":
         need_arrow(str(output))
+    if found == "npy":
+        need_numpy(str(output))
     return found
 
 
-def write_output(output: Path, records: Records, kind: str) -> None:
+def write_output(
+    output: Path, records: Records, kind: str, array_rows: ArrayRows | None = None
+) -> None:
     """
     Write all answers, and give the file its name once it is whole and safe.
 
     Args:
         output: Replaced, if it is there.
-        records: As in the checkpoint.
-        kind: ``jsonl``, ``csv`` or ``parquet``.
+        records: As in the checkpoint; they can be iterated over more than once.
+        kind: ``jsonl``, ``csv``, ``parquet`` or ``npy``.
+        array_rows: What the outputs of ``npy`` are like; by the first of them unless given.
 
     Raises:
         BackfillError: The disk is full, say.
     """
     with replacing(output) as fresh:
-        _FORMATS[kind](fresh, records)
+        if kind == "npy":
+            (array_rows or ArrayRows(output, records)).write(fresh, records)
+        else:
+            _FORMATS[kind](fresh, records)
 
 
 def _json_lines(path: Path, records: Records) -> None:
@@ -74,16 +115,33 @@ def _parquet(path: Path, records: Records) -> None:
     import pyarrow as pa  # noqa: PLC0415 (only Parquet needs it)
     from pyarrow import parquet  # noqa: PLC0415 (likewise)
 
-    schema = pa.schema([(name, pa.string()) for name in _COLUMNS])
-    rows = map(_cells, records)
+    lists = list_type(each.get("output") for each in records if not each.get("error"))
+    kinds = (pa.string(), lists or pa.string(), pa.string())
+    schema = pa.schema(list(zip(_COLUMNS, kinds, strict=True)))
     with parquet.ParquetWriter(path, schema) as writer:
-        while some := list(islice(rows, _PARQUET_ROWS)):
-            table = [dict(zip(_COLUMNS, (*row[:2], row[2] or None), strict=True)) for row in some]
-            writer.write_table(pa.Table.from_pylist(table, schema))
+        for some in _in_memory(records):
+            keys = [_encodable(each["key"]) for each in some]
+            errors = [_encodable(each.get("error") or "") or None for each in some]
+            arrays = [None if each.get("error") else each.get("output") for each in some]
+            output = array_column(arrays, lists) if lists else [*map(_text, some)]
+            writer.write_table(pa.table([keys, output, errors], schema))
+
+
+def _in_memory(records: Records) -> Iterator[list[dict[str, Any]]]:
+    """Yield records, as many at a time as may be in memory."""
+    some, size = [], 0
+    for record in records:
+        some.append(record)
+        size += byte_size(record.get("output"))
+        if len(some) == _PARQUET_ROWS or size >= _PARQUET_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _cells(record: dict[str, Any]) -> list[str]:
-    return [_encodable(text) for text in (record["key"], _text(record), record.get("error") or "")]
+    return [_encodable(record["key"]), _text(record), _encodable(record.get("error") or "")]
 
 
 def _public(record: dict[str, Any]) -> dict[str, Any]:
@@ -96,13 +154,13 @@ def _text(record: dict[str, Any]) -> str:
     output = record.get("output")
     if record.get("error"):
         return ""
-    return output if isinstance(output, str) else _json(output)
+    return _encodable(output if isinstance(output, str) else _json(output))
 
 
 def _json(value: Any) -> str:
     """Return JSON with characters as they are, if they can be encoded."""
     text = _encode(value)
-    return text if _encodable(text) == text else json.dumps(value)
+    return text if _encodable(text) == text else _encode_ascii(value)
 
 
 def _encodable(text: str) -> str:

@@ -21,6 +21,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from celery_batch.serialization.arrays import is_array
+
 __all__ = [
     "MOST_WINDOWS",
     "TIMEOUT",
@@ -31,6 +33,7 @@ __all__ = [
     "Row",
     "Unreadable",
     "Window",
+    "byte_size",
 ]
 
 
@@ -115,7 +118,7 @@ def byte_size(value: Any) -> int:
             return sum(map(byte_size, value))
         sample = value[:: len(value) // _SAMPLE]
         return sum(map(byte_size, sample)) * len(value) // len(sample)
-    return _SMALL
+    return int(value.nbytes) if is_array(value) else _SMALL
 
 
 #: Windows of rows that may be held, most of them answered and waiting for an earlier row.

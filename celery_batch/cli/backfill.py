@@ -28,12 +28,17 @@ _INTERRUPTED = 130
 
 @click.command(name="backfill", cls=CeleryCommand)
 @click.argument("task")
-@click.option("--input", "source", required=True, help="A file, a folder of files, or - for stdin.")
+@click.option(
+    "--input",
+    "source",
+    required=True,
+    help="A .jsonl, .csv, .parquet or .npy file, a folder of files, or - for JSON lines of stdin.",
+)
 @click.option(
     "--output",
     required=True,
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A .jsonl, .csv or .parquet file.",
+    help="A .jsonl, .csv, .parquet or .npy file.",
 )
 @click.option(
     "--format",
@@ -76,6 +81,8 @@ def backfill(ctx: click.Context, /, task: str, source: str, output: Path, **opti
     """
     Run every row of INPUT through TASK, and write the answers to OUTPUT.
 
+    A row of a .npy file is one of its first dimension, and so it is of a .npy output, whose rows
+    have the dtype and the shape of the first one.
     After any interruption the same command goes on from there.
     Exit code: 0 if every row has an output, now or before; 1 if rows have failed; 130 if it was
     interrupted.

@@ -27,6 +27,8 @@ from typing import Any
 from kombu.utils.json import object_hook, register_type
 
 __all__ = [
+    "NDARRAY",
+    "TENSOR",
     "EncodedArray",
     "array_parts",
     "describe",

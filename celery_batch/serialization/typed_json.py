@@ -8,14 +8,22 @@ of their own.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from kombu.utils.json import JSONEncoder, register_type
 
 from celery_batch.serialization import arrays
-from celery_batch.serialization.arrays import register_arrays
+from celery_batch.serialization.arrays import NDARRAY, TENSOR, encoded_array, register_arrays
 
-__all__ = ["encode_json", "escape_dicts", "register_decoders", "register_types"]
+__all__ = [
+    "array_as_typed",
+    "array_hook",
+    "encode_json",
+    "escape_dicts",
+    "register_decoders",
+    "register_types",
+]
 
 _TYPED = {"__type__", "__value__"}
 
@@ -66,6 +74,28 @@ def escape_dicts(value: Any) -> Any:
         is_same = all(new is old for new, old in zip(escaped, value, strict=True))
         return value if is_same else escaped
     return value
+
+
+def array_hook(found: dict[str, Any]) -> Any:
+    """
+    Return an object of JSON with arrays undecoded, and the user's dicts as they were.
+
+    Other typed values, such as dates, stay dicts.
+    """
+    if found.keys() != _TYPED:
+        return found
+    kind, value = found["__type__"], found["__value__"]
+    try:
+        if kind == _DICT:
+            return _as_dict(value)
+        return encoded_array(kind, *value) if kind in (NDARRAY, TENSOR) else found
+    except (TypeError, ValueError):  # it only looks like one
+        return found
+
+
+def array_as_typed(array: Any) -> Any:
+    """Return an array or a tensor as a typed value, a dict that JSON has."""
+    return json.loads(_encode(array))
 
 
 def register_types() -> None:

@@ -1,5 +1,5 @@
 """
-Django: a middleware for errors of batch tasks, and readiness probes.
+Django: a middleware for errors of batch tasks, arrays in responses, and readiness probes.
 
 Under WSGI a view is not told that its client has gone.  What the client has asked for is
 computed until the deadline, when the calls that still wait expire.  Under ASGI Django cancels
@@ -15,10 +15,11 @@ from celery import Celery
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils.deprecation import MiddlewareMixin
 
+from celery_batch.web.arrays import encode_outputs
 from celery_batch.web.errors import ERRORS, http_error
 from celery_batch.web.readiness import Readiness, areadiness, readiness
 
-__all__ = ["BatchErrorMiddleware", "areadiness_view", "readiness_view"]
+__all__ = ["BatchErrorMiddleware", "areadiness_view", "array_response", "readiness_view"]
 
 
 class BatchErrorMiddleware(MiddlewareMixin):
@@ -37,6 +38,22 @@ class BatchErrorMiddleware(MiddlewareMixin):
         if error.status == 500:  # noqa: PLR2004 (Django logs the traceback)
             return None
         return JsonResponse(error.body, status=error.status, headers=error.headers)
+
+
+def array_response(request: HttpRequest, outputs: Any) -> HttpResponse:
+    """
+    Return a response with outputs as a request's header ``Accept`` asks for them.
+
+    Args:
+        request: The request.
+        outputs: As for `encode_outputs`: .npy for ``application/x-npy`` and
+            ``application/octet-stream``, else JSON.
+
+    Raises:
+        NotAcceptable: The client accepts only .npy, and the outputs are no such arrays.
+    """
+    body, content_type = encode_outputs(outputs, request.headers.get("Accept"))
+    return HttpResponse(body, content_type=content_type, headers={"Vary": "Accept"})
 
 
 def readiness_view(celery: Celery, tasks: Collection[Any]) -> Callable[..., HttpResponse]:

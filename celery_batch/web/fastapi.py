@@ -9,15 +9,17 @@ from celery import Celery
 from fastapi import APIRouter, Header, Request
 from pydantic import BaseModel
 
+from celery_batch.web.arrays import as_lists
 from celery_batch.web.disconnect import until_disconnect
 from celery_batch.web.predict import apredict
-from celery_batch.web.starlette import add_exception_handlers, readiness_route
+from celery_batch.web.starlette import add_exception_handlers, array_response, readiness_route
 
 __all__ = [
     "ERROR_RESPONSES",
     "ErrorBody",
     "Predictor",
     "add_exception_handlers",
+    "array_response",
     "predictor",
     "readiness_router",
 ]
@@ -68,12 +70,20 @@ class Predictor:
         request: The request, whose client may disconnect.
         timeout: Seconds for all items together.
         options: Of `apredict`.
+        arrays: Return arrays; else lists of numbers.
     """
 
     def __init__(
-        self, task: Any, request: Request, timeout: float, options: dict[str, Any]
+        self,
+        task: Any,
+        request: Request,
+        timeout: float,
+        options: dict[str, Any],
+        *,
+        arrays: bool = False,
     ) -> None:
         self.timeout = timeout
+        self._arrays = arrays
         self._task = task
         self._request = request
         self._options = options
@@ -86,17 +96,21 @@ class Predictor:
             items: The only argument of each call.
             options: Of `apredict`, for this call.
 
+        Returns:
+            One output for each item; arrays as lists, unless the dependency has ``arrays=True``.
+
         Raises:
             ClientDisconnected: The client has gone. Calls that still waited are revoked.
             Exception: As `apredict`.
         """
         options = {"timeout": self.timeout, **self._options, **options}
         calls = apredict(self._task, items, **options)
-        return await until_disconnect(self._request.receive, calls)
+        outputs = await until_disconnect(self._request.receive, calls)
+        return outputs if self._arrays else as_lists(outputs)
 
 
 def predictor(
-    task: Any, *, timeout: float = 10.0, **options: Any
+    task: Any, *, timeout: float = 10.0, arrays: bool = False, **options: Any
 ) -> Callable[..., Awaitable[Predictor]]:
     """
     Return a dependency that gives a view a `Predictor` for a batch task.
@@ -107,6 +121,8 @@ def predictor(
         task: The batch task.
         timeout: Seconds for all items of a request.  A client may ask for less with the
             header ``X-Timeout``.
+        arrays: Give the view arrays as they are, for `array_response` or to compute with; by
+            default they are lists of numbers, with None for NaN, which FastAPI makes JSON of.
         options: Of `apredict`, for all requests.
     """
 
@@ -117,7 +133,7 @@ def predictor(
             Header(gt=0, allow_inf_nan=False, description="Seconds that the client waits."),
         ] = timeout,
     ) -> Predictor:
-        return Predictor(task, request, min(x_timeout, timeout), options)
+        return Predictor(task, request, min(x_timeout, timeout), options, arrays=arrays)
 
     return dependency
 

@@ -1,5 +1,5 @@
 """
-Flask: error handlers for batch tasks, and a readiness probe.
+Flask: error handlers for batch tasks, arrays in responses, and a readiness probe.
 
 A WSGI server does not tell a view that its client has gone.  What the client has asked for is
 computed until the deadline, when the calls that still wait expire.
@@ -11,12 +11,14 @@ from collections.abc import Collection
 from typing import Any
 
 from celery import Celery
-from flask import Blueprint, Flask, Response, jsonify
+from flask import Blueprint, Flask, Response, jsonify, request
+from flask.json.provider import DefaultJSONProvider
 
+from celery_batch.web.arrays import encode_outputs, lists_in_json
 from celery_batch.web.errors import ERRORS, http_error
 from celery_batch.web.readiness import readiness
 
-__all__ = ["readiness_blueprint", "register_error_handlers"]
+__all__ = ["array_response", "readiness_blueprint", "register_error_handlers"]
 
 
 def register_error_handlers(app: Flask) -> None:
@@ -26,9 +28,13 @@ def register_error_handlers(app: Flask) -> None:
     Other exceptions stay Flask's: a status of 500 and a traceback in the log.  A handler that
     the app has for one of their classes is kept.
 
+    Also, arrays in the JSON that the app makes become lists, with null for NaN: unless the app
+    has a JSON provider of its own, they would be an error.
+
     Args:
         app: The Flask app.
     """
+    _encode_arrays(app)
     known = app.error_handler_spec[None][None]
     for kind in ERRORS:
         if kind not in known:
@@ -43,6 +49,36 @@ def _error_response(exception: Exception) -> Response:
     response.status_code = error.status
     response.headers.update(error.headers)
     return response
+
+
+def _encode_arrays(app: Flask) -> None:
+    provider = app.json
+    if not isinstance(provider, DefaultJSONProvider):
+        return
+    default = provider.default
+
+    def default_or_lists(value: Any) -> Any:
+        try:
+            return default(value)
+        except TypeError:
+            return lists_in_json(value)
+
+    provider.default = default_or_lists
+
+
+def array_response(outputs: Any) -> Response:
+    """
+    Answer the current request with outputs as its header ``Accept`` asks for them.
+
+    Args:
+        outputs: As for `encode_outputs`: .npy for ``application/x-npy`` and
+            ``application/octet-stream``, else JSON.
+
+    Raises:
+        NotAcceptable: The client accepts only .npy, and the outputs are no such arrays.
+    """
+    body, content_type = encode_outputs(outputs, request.headers.get("Accept"))
+    return Response(body, content_type=content_type, headers={"Vary": "Accept"})
 
 
 def readiness_blueprint(

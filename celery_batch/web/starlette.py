@@ -1,4 +1,4 @@
-"""Starlette, and what is built on it: handlers for errors of batch tasks, and a readiness probe."""
+"""Starlette, and what is built on it: error handlers, arrays in responses, a readiness probe."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from celery_batch.web.arrays import encode_outputs
 from celery_batch.web.errors import ERRORS, http_error
 from celery_batch.web.readiness import areadiness
 
-__all__ = ["add_exception_handlers", "readiness_route"]
+__all__ = ["add_exception_handlers", "array_response", "readiness_route"]
 
 
 def add_exception_handlers(app: Starlette) -> None:
@@ -36,6 +37,22 @@ async def _error_response(_request: Request, exception: Exception) -> Response:
     if error.status == 500:  # noqa: PLR2004 (the framework logs the traceback)
         raise exception
     return JSONResponse(error.body, error.status, error.headers)
+
+
+def array_response(request: Request, outputs: Any) -> Response:
+    """
+    Return a response with outputs as a request's header ``Accept`` asks for them.
+
+    Args:
+        request: The request.
+        outputs: As for `encode_outputs`: .npy for ``application/x-npy`` and
+            ``application/octet-stream``, else JSON.
+
+    Raises:
+        NotAcceptable: The client accepts only .npy, and the outputs are no such arrays.
+    """
+    body, content_type = encode_outputs(outputs, request.headers.get("Accept"))
+    return Response(body, headers={"Vary": "Accept"}, media_type=content_type)
 
 
 def readiness_route(celery: Celery, tasks: Collection[Any], *, path: str = "/readyz") -> Route:

@@ -54,6 +54,15 @@ print(TestClient(app).post("/double", json=[1, 2]).json())
     "flask_view.py": """
 print(app.test_client().post("/double", json=[1, 2]).json)
 """,
+    "array_view.py": """
+import io
+import numpy
+file = io.BytesIO()
+numpy.save(file, [1, 2])
+npy = {"Accept": "application/x-npy"}
+found = app.test_client().post("/double", data=file.getvalue(), headers=npy).data
+print(numpy.load(io.BytesIO(found)).tolist())
+""",
     "django_view.py": """
 from django.test import Client
 print(Client().post("/double", [1, 2], "application/json").json()["outputs"])

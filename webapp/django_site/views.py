@@ -9,7 +9,7 @@ from django.urls import reverse
 from django.views import View
 from django.views.decorators.http import require_GET, require_POST
 
-from celery_batch import predict
+from celery_batch import as_lists, predict
 from webapp import tasks
 from webapp.django_site.forms import files, inputs, json_field, sentences, timeout
 from webapp.stats import stats
@@ -46,28 +46,28 @@ def not_found(_request: HttpRequest, exception: Exception) -> HttpResponse:  # n
 def predict_inputs(request: HttpRequest) -> HttpResponse:
     """Return an output for each input."""
     outputs = predict(tasks.TASK, inputs(request), timeout=timeout(request))
-    return JsonResponse({"outputs": outputs})
+    return JsonResponse({"outputs": as_lists(outputs)})
 
 
 @require_POST
 def stream(request: HttpRequest) -> HttpResponse:
     """Return an output for each field ``s`` of a form."""
     outputs = predict(tasks.TASK, sentences(request), timeout=timeout(request))
-    return JsonResponse(outputs, safe=False)
+    return JsonResponse(as_lists(outputs), safe=False)
 
 
 @require_POST
 def naive(request: HttpRequest) -> HttpResponse:
     """Do the same without batches, to compare."""
     outputs = predict(tasks.NAIVE_TASK, sentences(request), timeout=timeout(request))
-    return JsonResponse(outputs, safe=False)
+    return JsonResponse(as_lists(outputs), safe=False)
 
 
 @require_POST
 def images(request: HttpRequest) -> HttpResponse:
     """Return an output for each uploaded file."""
     outputs = predict(tasks.IMAGE_TASK, files(request), timeout=timeout(request))
-    return JsonResponse({"outputs": outputs})
+    return JsonResponse({"outputs": as_lists(outputs)})
 
 
 @require_POST

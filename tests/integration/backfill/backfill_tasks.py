@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 from celery import Celery
 
 from celery_batch import BatchTask
@@ -24,6 +25,27 @@ def double(number):
 def echo(value):
     """Say the same."""
     return value
+
+
+@app.task(base=BatchTask, max_batch_size=16, max_wait=0.01)
+def scaled(vector):
+    """Double vectors; those that begin with 13 are bad, and with 14 there is one number more."""
+    return [_scaled(each) for each in vector]
+
+
+def _scaled(vector):
+    if vector[0] == BAD:
+        return ValueError("bad vector")
+    return 2 * vector if vector[0] != LONG else np.append(vector, vector[:1])
+
+
+BAD, LONG = 13, 14
+
+
+@app.task(base=BatchTask, max_batch_size=16, max_wait=0.01)
+def named(vector):
+    """Return dicts of arrays."""
+    return [{"double": 2 * each, "sum": float(each.sum())} for each in vector]
 
 
 @app.task(base=BatchTask, max_batch_size=16, isolate_failures=False, max_worker_losses=1)

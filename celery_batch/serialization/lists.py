@@ -1,0 +1,124 @@
+"""Arrays and tensors as lists of numbers, for JSON that other programs read."""
+
+from __future__ import annotations
+
+import math
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+from celery_batch.serialization.arrays import EncodedArray, is_array
+
+__all__ = ["array_as_list", "as_lists", "finite", "to_numpy"]
+
+#: Kinds of NumPy's dtypes whose elements JSON has: booleans, numbers and texts.
+_KINDS = frozenset("biufU")
+
+#: Types without arrays in them.
+_PLAIN = frozenset((str, bytes, int, float, bool, type(None)))
+
+#: Torch's dtypes of numbers that NumPy has; the others have less than 32 bits.
+_FLOATS = ("torch.float64", "torch.float32", "torch.float16")
+
+
+def as_lists(value: Any) -> Any:
+    """
+    Return a value with its arrays and tensors as lists, also within lists, tuples and dicts.
+
+    NaN and infinities of arrays become None, since JSON has no such numbers.
+
+    Args:
+        value: What a batch task returned, or a list or dict of it.
+
+    Returns:
+        The same object if it has no arrays.
+
+    Raises:
+        TypeError: An array has complex numbers, times or bytes, which JSON has not.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is list or kind is tuple:
+        if _PLAIN.issuperset(map(type, value)):
+            return value
+        lists = [as_lists(each) for each in value]
+        is_same = all(new is old for new, old in zip(lists, value, strict=True))
+        return value if is_same else kind(lists)
+    if kind is dict:
+        values = {key: as_lists(each) for key, each in value.items()}
+        return value if all(each is value[key] for key, each in values.items()) else values
+    if is_array(value):
+        return finite(array_as_list(value))
+    return finite(value.item()) if _is_number(value) else value
+
+
+def array_as_list(array: Any) -> Any:
+    """
+    Return an array or a tensor as nested lists; one without dimensions as its only element.
+
+    Raises:
+        TypeError: JSON has no such elements.
+    """
+    if isinstance(array, EncodedArray) and find_spec("numpy") is None:
+        try:
+            return _decoded_lists(array)
+        except ImportError:
+            raise TypeError(f"without NumPy JSON has no {array!r}") from None
+    found = to_numpy(array)
+    dtype = getattr(found, "dtype", "objects")
+    if getattr(dtype, "kind", "") not in _KINDS:
+        raise TypeError(
+            f"JSON has no array of {dtype}: use .astype() with a dtype of numbers or texts, or"
+            f" send the real and imaginary parts of complex numbers separately"
+        )
+    return found.tolist()
+
+
+def _decoded_lists(array: EncodedArray) -> Any:
+    """Return an encoded array as lists, without NumPy."""
+    if not array.shape:
+        row = EncodedArray(array.kind, array.dtype, (1,), array.tobytes())
+        return next(iter(row))
+    return [_decoded_lists(each) if is_array(each) else each for each in array]
+
+
+def to_numpy(array: Any) -> Any:
+    """
+    Return an array, a tensor or an encoded array as an array of NumPy.
+
+    Types of torch that NumPy lacks, such as bfloat16, become float32, which is exact.
+
+    Raises:
+        TypeError: It is sparse, or of a type that cannot be decoded here.
+    """
+    torch = sys.modules.get("torch")
+    if isinstance(array, EncodedArray):
+        found = array.decode()
+        if isinstance(found, EncodedArray):
+            raise TypeError(f"{array!r} cannot be decoded here")
+        array = found
+    if torch is None or not isinstance(array, torch.Tensor):
+        return array
+    array = array.detach().cpu().resolve_conj().resolve_neg()
+    if array.is_floating_point() and str(array.dtype) not in _FLOATS:
+        array = array.float()
+    return array.numpy()
+
+
+def finite(value: Any) -> Any:
+    """Return a value of JSON with None in place of NaN and infinities."""
+    kind = type(value)
+    if kind is float:
+        return value if math.isfinite(value) else None
+    if kind is list or kind is tuple:
+        return [finite(each) for each in value]
+    if kind is dict:
+        return {key: finite(each) for key, each in value.items()}
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a number of NumPy that has one of Python."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biuf"
