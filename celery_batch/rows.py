@@ -24,7 +24,7 @@ from celery.exceptions import Retry, TaskPredicate
 
 from celery_batch.errors import ChunkFailed, InvalidChunk
 from celery_batch.protocol import ROWS
-from celery_batch.runtime.runner import Counts, Outcome, Runner, Timing
+from celery_batch.runtime.runner import Collated, Counts, Outcome, Runner, Timing, Uncollated
 from celery_batch.runtime.signature import with_one_value
 from celery_batch.serialization.arrays import is_array
 
@@ -271,6 +271,8 @@ def run_rows(
     columns: list[list[Any]],
     timings: list[Timing] | None = None,
     counts: Counts | None = None,
+    collated: Collated | None = None,
+    uncollated: list[Uncollated] | None = None,
 ) -> list[Any]:
     """
     Call a task's model, and do no more: the device may be idle until the next batch.
@@ -281,6 +283,8 @@ def run_rows(
         columns: The same, from `columns_of`.
         timings: The timing of each model call is appended to it.
         counts: What is counted of the run is added to it.
+        collated: The first call, if its rows are collated.
+        uncollated: Takes outputs that are to be uncollated; None to do that here.
 
     Returns:
         For each row its output, or an outcome in its place.
@@ -293,7 +297,14 @@ def run_rows(
     if task._item_key is not None and (alone or len(columns[0]) == 1):
         task._item_key.of_rows(columns)
     runner: Runner = task._batch_runner
-    return runner.outputs(*columns, alone=alone, timings=timings, counts=counts)
+    return runner.outputs(
+        *columns,
+        alone=alone,
+        timings=timings,
+        counts=counts,
+        collated=collated,
+        uncollated=uncollated,
+    )
 
 
 def outcomes_of(task: Any, calls: Sequence[CallRows], outputs: list[Any]) -> list[Outcome]:

@@ -43,6 +43,7 @@ from celery_batch.runtime.signature import (
     own_attribute,
     signature_of,
 )
+from celery_batch.runtime.stages import Stages, check_stages, has_stages, predict_through, stages_of
 from celery_batch.serialization.arrays import split_rows
 from celery_batch.serialization.row_digest import check_version
 from celery_batch.serialization.typed_json import register_types
@@ -157,6 +158,9 @@ class BatchTask(ChunkCalls, ClientMethods):
 
     #: The model behind the task, if it has one with a life cycle.
     model: ClassVar[type[Model] | None] = None
+
+    #: The stages of its model; None if that has `predict` alone, or the task is a function.
+    _stages: ClassVar[Stages | None] = None
 
     #: The user's function, on lists; `run` is replaced by `_run_item`.
     _batch_run: Callable[..., Any]
@@ -307,7 +311,7 @@ class BatchTask(ChunkCalls, ClientMethods):
             limits = policy.cost_limits or any_cost
             cost = CallCost(self._item_cost.of_rows, limits)
         return Runner(
-            self._run_columns,
+            self._run_stages or self._run_columns,
             self.name,
             self._error_policy(),
             most=policy.max_batch_size,
@@ -325,6 +329,13 @@ class BatchTask(ChunkCalls, ClientMethods):
         if not self.acks_late:  # the message is gone: what is interrupted cannot run again
             return ErrorPolicy(isolate, (TaskPredicate, SoftTimeLimitExceeded))
         return ErrorPolicy(isolate, (TaskPredicate,), (SoftTimeLimitExceeded,))
+
+    @cached_property
+    def _run_stages(self) -> Stages | None:
+        """The same as `_run_columns`, in stages; None if there is but one."""
+        if self._stages is None or not self._has_array_outputs:
+            return self._stages
+        return self._stages.followed_by(split_rows)
 
     def _run_columns(self, *columns: list[Any]) -> Any:
         values = self._as_called(columns)
@@ -384,14 +395,21 @@ def model_task(app: Any, model: type[Model], *, name: str | None = None, **optio
     check_model_options(model)
     _keep_key_names(name, model, options.get("batch_by"))
 
+    check_stages(model)
+    stages = None
+    if has_stages(model):
+        stages = stages_of(model, key_names(key_option(model)), lambda: instance_of(model))
+
     def predict(*columns: list[Any], **named: list[Any]) -> Any:
-        return instance_of(model).predict(*columns, **named)
+        if stages is None:
+            return instance_of(model).predict(*columns, **named)
+        return predict_through(instance_of(model), *columns, **named)
 
     predict.__signature__ = _item_signature(model)  # type: ignore[attr-defined]
     predict.__doc__ = model.__doc__
     predict.__module__ = model.__module__
     predict.__qualname__ = f"{model.__qualname__}.predict"
-    return app.task(base=BatchTask, name=name, model=model, **options)(predict)
+    return app.task(base=BatchTask, name=name, model=model, _stages=stages, **options)(predict)
 
 
 def _keep_key_names(name: str, model: type[Model], batch_by: Any) -> None:

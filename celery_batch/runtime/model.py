@@ -37,7 +37,8 @@ class Model:
     padding_row: Any = None
 
     #: By which items share a batch, where the task has no ``batch_by`` of its own: names of
-    #: parameters of `predict`, of which it gets one value instead of a list, or a static method.
+    #: parameters of `predict` (of `collate`, if that is defined), of which it gets one value
+    #: instead of a list, or a static method.
     batch_by: ClassVar[Any] = None
 
     def load(self, device: str) -> None:
@@ -72,20 +73,57 @@ class Model:
         msg = f"{type(self).__name__} must define example(length)"
         raise NotImplementedError(msg)
 
-    def predict(self, *batch: Any, **named: Any) -> Sequence[Any]:
+    def collate(self, *batch: Any, **named: Any) -> Any:
+        """
+        Make one value of a batch's inputs, such as a tensor on the device; optional.
+
+        In a worker with one pool process it runs on another thread, while `predict` runs the
+        batch before.  It may be called again with a part of the same inputs, and several calls
+        may run at once: it must not change what it is given, nor what another call uses.
+
+        Args:
+            batch: The inputs, one per request, oldest first.  The parameters of `collate` are
+                those of the task: with several, such as ``collate(self, text, lang)``, each is
+                a list with one entry per request.
+            named: The same for keyword-only parameters.
+
+        Returns:
+            What `predict` gets as its one argument; a tuple is not taken apart.
+        """
+        msg = f"{type(self).__name__} does not define collate(batch)"
+        raise NotImplementedError(msg)
+
+    def predict(self, *batch: Any, **named: Any) -> Any:
         """
         Compute a batch; define it as ``predict(self, batch)`` or with several parameters.
 
         Args:
             batch: The inputs, one per request, oldest first.  With several parameters, such as
                 ``predict(self, text, lang)``, each is a list with one entry per request.
+                If the model defines `collate`: the one value that this returned.
             named: The same for keyword-only parameters.
 
         Returns:
             One output per request, in order.  An `Exception` instance in place of
-            an output fails that request alone.
+            an output fails that request alone.  If the model defines `uncollate`: what that takes.
         """
         msg = f"{type(self).__name__} must define predict(batch)"
+        raise NotImplementedError(msg)
+
+    def uncollate(self, output: Any) -> Sequence[Any]:
+        """
+        Make the outputs of a batch from what `predict` returned; optional.
+
+        In a worker with one pool process it runs on another thread, while `predict` runs the
+        next batch.
+
+        Args:
+            output: What `predict` returned.
+
+        Returns:
+            One output per request, as `predict` returns them without `uncollate`.
+        """
+        msg = f"{type(self).__name__} does not define uncollate(output)"
         raise NotImplementedError(msg)
 
     def unload(self) -> None:
@@ -107,7 +145,7 @@ class Model:
 
         Returns:
             The task; the result of ``delay(item)`` is the output for that item.  If `predict`
-            has several parameters, the task has the same.
+            has several parameters, or `collate` if it is defined, the task has the same.
         """
         # By name: runtime can be imported without Celery.
         return import_module("celery_batch.task").model_task(app, cls, name=name, **options)

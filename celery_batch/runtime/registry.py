@@ -23,23 +23,22 @@ from celery_batch.runtime import devices
 from celery_batch.runtime.model import Model
 from celery_batch.runtime.runner import run_all
 from celery_batch.runtime.signature import (
-    call_with_columns,
     example_rows,
     key_function,
     key_names,
     own_attribute,
     signature_of,
-    with_one_value,
 )
+from celery_batch.runtime.stages import Stages, stages_of
 
 __all__ = [
+    "BatchInstances",
     "discard",
     "instance_of",
     "keep_key_option",
     "key_option",
     "load_again",
     "model_calls",
-    "one_batch",
     "prepare",
     "prepare_later",
     "set_device",
@@ -169,16 +168,25 @@ def instance_of(model: type[Model]) -> Model:
     return pinned[model]
 
 
-@contextmanager
-def one_batch() -> Iterator[None]:
-    """Let this thread use the same instances in this block, whatever is swapped in meanwhile."""
-    before = getattr(_thread, "pinned", None)
-    pinned: dict[type[Model], Model] = {}
-    _thread.pinned = pinned
-    try:
-        yield
-    finally:
-        _thread.pinned = before
+class BatchInstances:
+    """The instances that one batch uses, on one thread after the other."""
+
+    def __init__(self) -> None:
+        self._pinned: dict[type[Model], Model] = {}
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Use the same instances in this block, whatever is swapped in meanwhile."""
+        before = getattr(_thread, "pinned", None)
+        _thread.pinned = self._pinned
+        try:
+            yield
+        finally:
+            _thread.pinned = before
+
+    def release(self) -> None:
+        """Use the instances no more."""
+        pinned, self._pinned = self._pinned, {}
         if pinned:
             with _released:
                 _users.subtract(id(instance) for instance in pinned.values())
@@ -298,13 +306,7 @@ def _run_examples(instance: Model) -> None:
         run_all(f"{model.__qualname__}.predict", model_calls(instance), columns)
 
 
-def model_calls(instance: Model) -> Callable[..., Any]:
-    """Return a function that calls a model's `predict` with a column for each parameter."""
-    signature = signature_of(type(instance))
-    names = key_names(key_option(type(instance)))
-
-    def predict(*columns: list[Any]) -> Any:
-        values = with_one_value(signature, names, columns)
-        return call_with_columns(instance.predict, signature, values)
-
-    return predict
+def model_calls(instance: Model) -> Stages:
+    """Return what calls a model with a column for each parameter."""
+    model = type(instance)
+    return stages_of(model, key_names(key_option(model)), lambda: instance)

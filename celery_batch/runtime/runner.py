@@ -9,24 +9,29 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from traceback import clear_frames
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery_batch.batching.call_plan import CallPlan
 from celery_batch.batching.cost import CostLimits
 from celery_batch.batching.isolation import Bisection, SafeSize
 from celery_batch.batching.shapes import most_rows, round_up
 from celery_batch.errors import BatchError, ItemTooLarge, OutOfMemory, WrongResultCount
+from celery_batch.runtime.batch_run import BatchRun, Call, Collated, Counts, Uncollated
 from celery_batch.runtime.failures import free_memory, is_device_broken, is_out_of_memory
+from celery_batch.runtime.stages import Stages
 
 __all__ = [
     "CallCost",
+    "Collated",
     "Counts",
     "ErrorPolicy",
     "FixedSizes",
     "Outcome",
     "Runner",
     "Timing",
+    "Uncollated",
     "checked",
 ]
 
@@ -74,28 +79,6 @@ class Timing:
     part: Sequence[int]
     began: float
     seconds: float
-
-
-@dataclass(slots=True)
-class Counts:
-    """
-    What is counted of a run; threads share a runner, so that it keeps none itself.
-
-    Args:
-        calls: How often the model was called.
-        isolated: Items that made their batch fail.
-        out_of_memory: Calls that ran out of memory.
-        cost: What the items of all calls have cost, where that is limited.
-        padded_cost: What these calls have cost with their padding.
-        padding_rows: Rows that filled calls up to their sizes.
-    """
-
-    calls: int = 0
-    isolated: int = 0
-    out_of_memory: int = 0
-    cost: float = 0.0
-    padded_cost: float = 0.0
-    padding_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,48 +134,14 @@ class FixedSizes:
         return [column + [value] * missing for column, value in zip(columns, row, strict=True)]
 
 
-class _Call(NamedTuple):
-    """
-    A call of the model.
-
-    Args:
-        part: The indexes of its items.
-        size: The number of its rows, with padding rows, or its cost, where that is limited.
-        was_limited: Whether it would have had more items if more fitted into memory.
-    """
-
-    part: range
-    size: float
-    was_limited: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """
-    One batch that runs.
-
-    Args:
-        columns: One list per parameter, in the order of the plan if there is one.
-        bisection: The parts of the batch that have not run.
-        plan: Its calls, where cost is limited.
-        counts: What is counted of it.
-        alone: Whether all items are one request.
-    """
-
-    columns: Sequence[list[Any]]
-    bisection: Bisection
-    plan: CallPlan | None
-    counts: Counts
-    alone: bool
-
-
 class Runner:
     """
     Runs batches through a loaded model; threads may share it.
 
     Args:
         predict: Takes the batch's columns (one list per parameter, all of one
-            length, one entry per item) and returns one output per item.
+            length, one entry per item) and returns one output per item; of a model with several
+            stages, these.
         name: The model's name in errors.
         error_policy: How its errors are handled.
         most: Most items in one call of the model; None for any number.
@@ -210,7 +159,7 @@ class Runner:
         cost: CallCost | None = None,
         fixed_sizes: FixedSizes | None = None,
     ) -> None:
-        self._predict = predict
+        self._stages = predict if isinstance(predict, Stages) else Stages(predict)
         self._name = name
         self._error_policy = error_policy or ErrorPolicy()
         self._most = most or sys.maxsize
@@ -220,6 +169,11 @@ class Runner:
         self.safe_size = SafeSize()
         #: The error of a broken device, after which this process must run no more batches.
         self.broken: str | None = None
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether the model has more stages than `predict`."""
+        return self._stages.collate is not None or self._stages.uncollate is not None
 
     def run(
         self,
@@ -253,6 +207,8 @@ class Runner:
         alone: bool,
         timings: list[Timing] | None = None,
         counts: Counts | None = None,
+        collated: Collated | None = None,
+        uncollated: list[Uncollated] | None = None,
     ) -> list[Any]:
         """
         Run one batch as `run` does, without an outcome around each output.
@@ -263,36 +219,78 @@ class Runner:
                 since it would end the next run, too.
             timings: The timing of each model call is appended to it.
             counts: What is counted of this run is added to it.
+            collated: What `collate` returned for these columns.  It is not used where the
+                first call is another one by now.
+            uncollated: What `uncollate` takes is appended to it, if the model has that stage.
 
         Returns:
             One output per item, in order; an outcome in place of each that is missing.
         """
         outputs: list[Any] = [Outcome(again=True)] * len(columns[0])
-        order: Sequence[int] = range(len(outputs))
-        plan = None
-        if self._cost is not None:
-            plan = self._plan(self._cost, columns, outputs)
-            order = plan.order
-            columns = tuple([column[index] for index in order] for column in columns)
-        counts = Counts() if counts is None else counts
-        run = _Run(columns, Bisection(len(order)), plan, counts, alone)
+        run = self._begin(columns, outputs, Counts() if counts is None else counts, alone=alone)
+        run.collated = collated
+        if self._stages.uncollate is not None:
+            run.uncollated = uncollated
+        plan, order = run.plan, run.order
         while (call := self._next_call(run)) is not None:
             part, began = call.part, time.monotonic()
             if plan is not None:
-                counts.cost += plan.sum(part)
-                counts.padded_cost += plan.cost(part)
+                run.counts.cost += plan.sum(part)
+                run.counts.padded_cost += plan.cost(part)
             found = self._try(run, call)
             if timings is not None:
                 seconds = time.monotonic() - began
                 timings.append(Timing(order[part.start : part.stop], began, seconds))
             # None if it runs again in halves; if the run has ended, the rest of the batch as well.
-            items = order[part.start : part.start + len(found)]
-            if isinstance(items, range):
-                outputs[items.start : items.stop] = found
-            else:
-                for index, output in zip(items, found, strict=True):
-                    outputs[index] = output
+            _put(outputs, order[part.start : part.start + len(found)], found)
         return outputs
+
+    def collate(self, *columns: list[Any]) -> Collated | None:
+        """
+        Collate the first call of a batch, for `outputs`; on any thread.
+
+        Args:
+            columns: As for `outputs`.
+
+        Returns:
+            The call; None if the model has no such stage, or there is no call.
+        """
+        if self._stages.collate is None or not columns[0]:
+            return None
+        run = self._begin(columns, [None] * len(columns[0]), Counts(), alone=False)
+        call = self._next_call(run)
+        if call is None:
+            return None
+        items, rows = run.order[call.part.start : call.part.stop], 0
+        try:
+            filled = self._rows(run, call)
+            rows = len(filled[0])
+            return Collated(items, rows, self._stages.collate(*filled))
+        except Exception as error:  # noqa: BLE001 (raised again when the call is made)
+            if is_out_of_memory(error):
+                clear_frames(error.__traceback__)  # of tensors, which others may need
+            return Collated(items, rows, error=error)
+
+    def uncollate(self, uncollated: list[Uncollated], outputs: list[Any], counts: Counts) -> None:
+        """
+        Make outputs of what `outputs` has left; on any thread.
+
+        If `uncollate` raises for several items, these are to run again, each alone.
+
+        Args:
+            uncollated: What is left, which is removed from it.
+            outputs: What `outputs` has returned, in which outputs replace outcomes.
+            counts: What is counted of the run is added to it.
+        """
+        while uncollated:
+            items, call, rows, output = uncollated.pop(0)
+            found: Sequence[Any]
+            try:
+                found = self._outputs_of(self._stages.outputs(output), len(items), rows)
+            except Exception as error:  # noqa: BLE001 (any error of a model is its items' outcome)
+                found = self._late_outcomes(error, call, counts)
+            _put(outputs, items[: len(found)], found)
+            output = None  # it may be large
 
     def limit(self, most: int, cost: CostLimits | None = None) -> None:
         """Run at most this many items, of that cost, in one call from now on."""
@@ -304,6 +302,18 @@ class Runner:
     def forget(self) -> None:
         """Forget what fits into memory: the model has been loaded again."""
         self.safe_size = SafeSize()
+
+    def _begin(
+        self, columns: Sequence[list[Any]], outputs: list[Any], counts: Counts, *, alone: bool
+    ) -> BatchRun:
+        """Return a batch as it will run; put errors in the outputs of items without a cost."""
+        if self._cost is None:
+            order: Sequence[int] = range(len(outputs))
+            return BatchRun(columns, order, Bisection(len(order)), None, counts, alone)
+        plan = self._plan(self._cost, columns, outputs)
+        order = plan.order
+        columns = tuple([column[index] for index in order] for column in columns)
+        return BatchRun(columns, order, Bisection(len(order)), plan, counts, alone)
 
     def _plan(self, cost: CallCost, columns: Sequence[list[Any]], outputs: list[Any]) -> CallPlan:
         """Return in which calls a batch runs; put errors in the outputs of items without a cost."""
@@ -323,7 +333,7 @@ class Runner:
             raise found
         return found
 
-    def _next_call(self, run: _Run) -> _Call | None:
+    def _next_call(self, run: BatchRun) -> Call | None:
         """Return the next call of the model; None when all items have run."""
         bisection, plan = run.bisection, run.plan
         start, safe = bisection.start, self.safe_size.largest
@@ -336,7 +346,7 @@ class Runner:
             size = plan.cost(part)
         is_as_large = safe is not None and len(part) == largest
         was_limited = is_as_large and largest < self._largest(plan, start, math.inf)
-        return _Call(part, size, was_limited)
+        return Call(part, size, was_limited)
 
     def _largest(self, plan: CallPlan | None, start: int, safe: float) -> int:
         """Return most items of the next call of the model, where so much fits into memory."""
@@ -352,27 +362,55 @@ class Runner:
         """Whether calls are limited by cost, so that what fits into memory is known in cost."""
         return self._cost is not None and self._cost.limits.cost < math.inf
 
-    def _try(self, run: _Run, call: _Call) -> Sequence[Any]:
+    def _try(self, run: BatchRun, call: Call) -> Sequence[Any]:
         """Return an output for each item of the call; none if it runs again in halves."""
         part = call.part
-        rows = [column[part.start : part.stop] for column in run.columns]
         run.counts.calls += 1
         try:
-            if self._fixed_sizes.sizes:
-                rows = self._fixed_sizes.fill(rows)
-                run.counts.padding_rows += len(rows[0]) - len(part)
-            size = len(rows[0])
-            returned = checked(self._name, self._predict(*rows), size, size - len(part))
-            outputs = [
-                self._returned_error(output) if isinstance(output, Exception) else output
-                for output in islice(returned, len(part))
-            ]
+            rows, output = self._call(run, call)
+            if run.uncollated is None:
+                outputs = self._outputs_of(self._stages.outputs(output), len(part), rows)
+            else:
+                items = run.order[part.start : part.stop]
+                run.uncollated.append(Uncollated(items, call, rows, output))
+                outputs = []
         except Exception as error:  # noqa: BLE001 (any error of a model is its items' outcome)
             return self._handle_error(error, run, call)
         self.safe_size.fitted(call.size, was_limited=call.was_limited)
         return outputs
 
-    def _handle_error(self, error: Exception, run: _Run, call: _Call) -> Sequence[Outcome]:
+    def _call(self, run: BatchRun, call: Call) -> tuple[int, Any]:
+        """Call `predict`; return the number of rows, and what it has returned."""
+        part, stages = call.part, self._stages
+        ready, run.collated = run.collated, None
+        if ready is not None:
+            value = ready.take()
+            if ready.items == run.order[part.start : part.stop]:
+                if ready.error is not None:
+                    raise ready.error
+                run.counts.padding_rows += ready.rows - len(part)
+                return ready.rows, stages.predict(value)
+            del value  # before another call is collated
+        filled = self._rows(run, call)
+        rows = len(filled[0])
+        run.counts.padding_rows += rows - len(part)
+        arguments = filled if stages.collate is None else (stages.collate(*filled),)
+        return rows, stages.predict(*arguments)
+
+    def _rows(self, run: BatchRun, call: Call) -> list[list[Any]]:
+        """Return the columns of a call, with padding rows if it has fewer than its size."""
+        rows = [column[call.part.start : call.part.stop] for column in run.columns]
+        return self._fixed_sizes.fill(rows) if self._fixed_sizes.sizes else rows
+
+    def _outputs_of(self, returned: Any, count: int, rows: int) -> list[Any]:
+        """Return an output for each of so many items, which were filled up to a number of rows."""
+        outputs = checked(self._name, returned, rows, rows - count)
+        return [
+            self._returned_error(output) if isinstance(output, Exception) else output
+            for output in islice(outputs, count)
+        ]
+
+    def _handle_error(self, error: Exception, run: BatchRun, call: Call) -> Sequence[Outcome]:
         """Handle an error of a part of a batch, which may end the run of the rest, too."""
         part, bisection = call.part, run.bisection
         if is_out_of_memory(error):
@@ -386,16 +424,39 @@ class Runner:
                 return _all(error, range(part.start, part.stop + len(left)))
             is_cause = len(part) == 1 and not is_interrupt
             return _all(error, part) if is_cause else ()
-        is_verdict = isinstance(error, (BatchError, *self._error_policy.verdicts))
-        is_verdict = is_verdict and not isinstance(error, ItemTooLarge)  # of one row
-        if self._error_policy.isolate_failures and not is_verdict and bisection.split(part):
+        if self._may_isolate(error) and bisection.split(part):
             logger.info("%s raised %r on %d items: looking for the item that fails",
                         self._name, error, len(part))  # fmt: skip
             return ()
         run.counts.isolated += bisection.was_split and len(part) == 1
         return _all(error, part)
 
-    def _handle_out_of_memory(self, error: Exception, run: _Run, call: _Call) -> Sequence[Outcome]:
+    def _may_isolate(self, error: Exception) -> bool:
+        """Return whether to look for the item that an error is about."""
+        is_verdict = isinstance(error, (BatchError, *self._error_policy.verdicts))
+        is_verdict = is_verdict and not isinstance(error, ItemTooLarge)  # of one row
+        return self._error_policy.isolate_failures and not is_verdict
+
+    def _late_outcomes(self, error: Exception, call: Call, counts: Counts) -> Sequence[Outcome]:
+        """Handle an error of `uncollate`; return no outcomes if the items run again, each alone."""
+        part, count = call.part, len(call.part)
+        may_run_again = count > 1 and self._may_isolate(error)
+        if is_out_of_memory(error):
+            free_memory(error)
+            counts.out_of_memory += 1
+            if count > 1:
+                self._learn(call)
+            error = self._out_of_memory_error(error, count)
+        elif is_device_broken(error):
+            self.broken = str(error)
+        elif may_run_again:
+            logger.info("%s.uncollate raised %r for %d items, which run again alone",
+                        self._name, error, count)  # fmt: skip
+        return () if may_run_again else _all(error, part)
+
+    def _handle_out_of_memory(
+        self, error: Exception, run: BatchRun, call: Call
+    ) -> Sequence[Outcome]:
         free_memory(error)
         bisection, count = run.bisection, len(call.part)
         run.counts.out_of_memory += 1
@@ -406,7 +467,7 @@ class Runner:
         run.counts.isolated += bisection.was_split and count == 1
         return _all(self._out_of_memory_error(error, count), call.part)
 
-    def _learn(self, call: _Call) -> None:
+    def _learn(self, call: Call) -> None:
         """Learn from a call that did not fit, unless there are no smaller ones."""
         if self._limits_cost or call.size > most_rows(self._fixed_sizes.sizes, 1):
             self.safe_size.did_not_fit(call.size)
@@ -469,6 +530,15 @@ def checked(name: str, outputs: Any, size: int, filling: int = 0) -> Sequence[An
             f" it must return one output per input, in order"
         )
     return outputs
+
+
+def _put(outputs: list[Any], items: Sequence[int], found: Sequence[Any]) -> None:
+    """Put the outputs of these items in their places."""
+    if isinstance(items, range):
+        outputs[items.start : items.stop] = found
+        return
+    for index, output in zip(items, found, strict=True):
+        outputs[index] = output
 
 
 def _all(error: Exception, part: range) -> list[Outcome]:

@@ -1,4 +1,4 @@
-"""The parameters of a model's `predict`, each a list with one entry per request."""
+"""The parameters of a model, each a list with one entry per request."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ __all__ = [
     "RowBinder",
     "call_with_columns",
     "check_function",
+    "collates",
     "example_rows",
     "key_function",
     "key_names",
@@ -22,6 +23,7 @@ __all__ = [
     "row_function",
     "row_of",
     "signature_of",
+    "uncollates",
     "with_one_value",
 ]
 
@@ -29,11 +31,21 @@ __all__ = [
 _ONE = inspect.Signature([inspect.Parameter("batch", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
 
 
+def collates(model: type[Model]) -> bool:
+    """Return whether a model defines `collate`, which then takes the columns of a call."""
+    return model.collate is not Model.collate
+
+
+def uncollates(model: type[Model]) -> bool:
+    """Return whether a model defines `uncollate`."""
+    return model.uncollate is not Model.uncollate
+
+
 def signature_of(model: type[Model]) -> inspect.Signature:
-    """Return the signature of a model's `predict`, without ``self``."""
-    if model.predict is Model.predict:
+    """Return the signature of a model's `collate`, else of its `predict`, without ``self``."""
+    if model.predict is Model.predict and not collates(model):
         return _ONE
-    found = inspect.getattr_static(model, "predict")
+    found = inspect.getattr_static(model, "collate" if collates(model) else "predict")
     # Bound to any object, it has no ``self``; a static method never had one.
     bound = found.__get__(object(), model) if hasattr(found, "__get__") else found
     return inspect.signature(bound)

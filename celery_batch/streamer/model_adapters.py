@@ -26,7 +26,8 @@ from celery_batch.runtime.devices import (
 from celery_batch.runtime.item_cost import ItemCost
 from celery_batch.runtime.model import Model
 from celery_batch.runtime.runner import CallCost
-from celery_batch.runtime.signature import own_attribute, signature_of
+from celery_batch.runtime.signature import collates, own_attribute, signature_of, uncollates
+from celery_batch.runtime.stages import Stages, check_stages, has_stages
 
 __all__ = [
     "Adapter",
@@ -104,6 +105,9 @@ def as_model(
     kind = given if isinstance(given, type) else type(given)
     if issubclass(kind, Model):
         _require_one_parameter(kind)
+        check_stages(kind)
+        if has_stages(kind):
+            return StagedAdapter(given, tuple(args or ()), dict(kwargs or {}))
     if issubclass(kind, (ManagedModel, Model)) or (callable(given) and kind is not given):
         return Adapter(given, tuple(args or ()), dict(kwargs or {}))
     raise ConfigurationError(
@@ -116,8 +120,9 @@ def _require_one_parameter(model: type[Model]) -> None:
     parameters = signature_of(model).parameters.values()
     if sum(each.default is each.empty for each in parameters) > 1:
         names = ", ".join(each.name for each in parameters)
+        method = "collate" if collates(model) else "predict"
         raise ConfigurationError(
-            f"a streamer gives a model one list of items, and {model.__qualname__}.predict takes"
+            f"a streamer gives a model one list of items, and {model.__qualname__}.{method} takes"
             f" ({names}); put the values of a request into one item"
         )
 
@@ -203,6 +208,11 @@ class Adapter(Model):
         """Answer a batch; `load` puts the model's own function in place of this one."""
         raise NotImplementedError
 
+    @property
+    def calls(self) -> Callable[..., Any]:
+        """What answers a batch, for a runner."""
+        return self.predict
+
     def examples(self) -> Sequence[Any]:
         """Return what the model warms up with."""
         return self._model.examples() if self._model else ()
@@ -212,6 +222,25 @@ class Adapter(Model):
         if self._model:
             self._model.unload()
             self._model = None
+
+
+class StagedAdapter(Adapter):
+    """A `Model` that has `collate` or `uncollate`."""
+
+    @property
+    def calls(self) -> Stages:
+        """The stages of the model, for a runner."""
+        return Stages(self.predict, self.collate, self.uncollate)
+
+    def collate(self, batch: list[Any]) -> Any:
+        """Collate a batch, if the model does."""
+        model: Any = self._model
+        return model.collate(batch) if collates(type(model)) else batch
+
+    def uncollate(self, output: Any) -> Any:
+        """Uncollate an output, if the model does."""
+        model: Any = self._model
+        return model.uncollate(output) if uncollates(type(model)) else output
 
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,6 @@ from celery_batch.runtime.model import Model
 from celery_batch.serialization.arrays import register_arrays_as_lists
 from celery_batch.streamer import process_supervisor
 from celery_batch.streamer.model_adapters import (
-    Adapter,
     as_model,
     cost_of,
     device_names,
@@ -135,8 +134,9 @@ def model_class_of(
         ConfigurationError: It is none of these.
     """
     adapter = as_model(given, args, kwargs)
+    kind: Any = type(adapter)
 
-    class Streamed(Adapter):
+    class Streamed(kind):  # type: ignore[misc]
         """The model of a streamer's worker."""
 
         def __init__(self) -> None:

@@ -96,7 +96,7 @@ class _Feeder:
         except LoadFailed as error:
             self._request_queue.close(error)
             return
-        runner = Runner(self._model.predict, name, most=self._size, cost=self._model.call_cost)
+        runner = Runner(self._model.calls, name, most=self._size, cost=self._model.call_cost)
         while (requests := self._request_queue.take(self._slot)) is not None:
             items = [item for request in requests for item in request.item.items]
             outputs: list[Any] | ModelError

@@ -137,7 +137,7 @@ def serve(batches: Any, replies: Any, given: Adapter | bytes, plan: Plan) -> Non
     except LoadFailed as error:
         replies.send_bytes(str(error).encode())
         return
-    runner = Runner(model.predict, str(model), most=plan.size, cost=model.call_cost)
+    runner = Runner(model.calls, str(model), most=plan.size, cost=model.call_cost)
     _is_arriving = False
     replies.send_bytes(b"")
     while (message := receive(batches)) is not None:

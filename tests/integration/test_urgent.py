@@ -11,7 +11,7 @@ import pytest
 
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.overlapped import go_on
+from tests.services.props import go_on
 from tests.services.stage import Stage, pool_process
 
 SOON = 40.0

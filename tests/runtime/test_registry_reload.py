@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -13,10 +14,10 @@ import pytest
 from celery_batch import LoadFailed, Model
 from celery_batch.runtime import devices, registry
 from celery_batch.runtime.registry import (
+    BatchInstances,
     discard,
     instance_of,
     load_again,
-    one_batch,
     swap_in,
     unload,
     unload_all,
@@ -33,6 +34,15 @@ def empty_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(devices, "discover", lambda: ["cpu"])
     yield
     unload_all()
+
+
+@contextmanager
+def one_batch() -> Iterator[None]:
+    """Run a batch on this thread, from its beginning to its end."""
+    instances = BatchInstances()
+    with instances.in_use():
+        yield
+    instances.release()
 
 
 @pytest.fixture
@@ -106,6 +116,28 @@ def test_batch_has_one_instance_to_its_end(numbered: type[Model], diary: list[An
     assert ("unload", 1) not in before
     assert ("unload", 1) == diary[-1]
     assert 2 == number_of(numbered)
+
+
+def test_batch_keeps_its_instance_from_thread_to_thread(numbered: type[Model], diary: list[Any]):
+    """A batch that was prepared before the new instance came ends with the old one."""
+    instance_of(numbered)
+    load_again(numbered)
+    instances = BatchInstances()
+    with ThreadPoolExecutor() as threads:
+        with instances.in_use():
+            numbers = [number_of(numbered)]
+        taking = threads.submit(swap_in, numbered)
+        while number_of(numbered) == 1:
+            pass  # it has begun to take it up when others meet the new one
+        with instances.in_use():
+            numbers.append(number_of(numbered))
+        before = list(diary)
+        instances.release()
+        taking.result(10)
+
+    assert [1, 1] == numbers
+    assert ("unload", 1) not in before
+    assert ("unload", 1) == diary[-1]
 
 
 def test_one_that_is_left_is_loaded_by_who_comes_next(numbered: type[Model], diary: list[Any]):

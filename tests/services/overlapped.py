@@ -9,30 +9,12 @@ import threading
 import time
 from typing import Any
 
-import redis
 from billiard.exceptions import SoftTimeLimitExceeded
 
 from celery_batch import BatchTask
-from tests.services.props import remember, stage_app
+from tests.services.props import at, remember, stage_app
 
 app = stage_app("overlapped")
-
-
-def at(place: str, *others: str, timeout: float = 20.0) -> bool:
-    """Record a place; return whether the other places are reached before the timeout."""
-    with redis.Redis(unix_socket_path=os.environ["STAGE_MEMORY"]) as client:
-        client.sadd("stage:places", place)
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            if all(client.sismember("stage:places", other) for other in others):
-                return True
-            time.sleep(0.01)
-    return False
-
-
-def go_on(client: redis.Redis, place: str) -> None:
-    """Record a place that others wait for."""
-    client.sadd("stage:places", place)
 
 
 class Watched(BatchTask):

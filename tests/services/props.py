@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import Any
 
 import redis
@@ -27,3 +28,20 @@ def remember(kind: str, *facts: Any) -> None:
     """Keep facts for the tests to read."""
     with redis.Redis(unix_socket_path=os.environ["STAGE_MEMORY"]) as client:
         client.rpush(f"stage:{kind}", *map(json.dumps, facts))
+
+
+def at(place: str, *others: str, timeout: float = 20.0) -> bool:
+    """Record a place; return whether the other places are reached before the timeout."""
+    with redis.Redis(unix_socket_path=os.environ["STAGE_MEMORY"]) as client:
+        client.sadd("stage:places", place)
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if all(client.sismember("stage:places", other) for other in others):
+                return True
+            time.sleep(0.01)
+    return False
+
+
+def go_on(client: redis.Redis, place: str) -> None:
+    """Record a place that others wait for."""
+    client.sadd("stage:places", place)

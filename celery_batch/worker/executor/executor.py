@@ -327,6 +327,9 @@ class _BatchTrace:
             attach_facts(self._task, call.facts(deliveries, self._payload))
         except Exception as error:  # noqa: BLE001 (each item gets it, not the innermost alone)
             outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(rows)
+        finally:
+            if self._call is not None:
+                self._call.release()
         self._outcomes = dict(zip(self._rows, outcomes, strict=True))
 
 

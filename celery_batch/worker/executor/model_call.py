@@ -14,7 +14,7 @@ from celery_batch.pending_answer import pending_answer
 from celery_batch.protocol import about_batch, batch_facts
 from celery_batch.rows import CallRows, Chunk, columns_of, count_rows, outcomes_of, run_rows
 from celery_batch.runtime import registry
-from celery_batch.runtime.runner import Counts, Outcome, Timing
+from celery_batch.runtime.runner import Collated, Counts, Outcome, Runner, Timing, Uncollated
 from celery_batch.shapes import prepare_shapes
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
@@ -46,7 +46,8 @@ class ModelCall:
     """
     A batch that is ready for its model.
 
-    Everything that touches the model happens in `__call__`, and so on one thread.
+    `predict` is called in `__call__` alone, and so on one thread.  The model's other stages run
+    there as well, unless `prepare` is called before, on a thread beside that of the models.
 
     Args:
         task: The batch task.
@@ -84,6 +85,11 @@ class ModelCall:
         self._counted = Counts()
         #: Why requests have no outcome, where they have none.
         self.unanswered = Unanswered.INTERRUPTED
+        #: The model's instance, which may be another one for the next batch.
+        self._instances = registry.BatchInstances()
+        #: Where `prepare` was called: the rows of the first call, and the outputs to uncollate.
+        self._collated: Collated | None = None
+        self._uncollated: list[Uncollated] | None = None
         #: What is known of the rows before they run; None for a task that reuses no answers.
         self._reused: ReusedRows | None = None
 
@@ -107,6 +113,20 @@ class ModelCall:
         """A summary of all calls; computed beside the next batch, not before it."""
         return _work(self.timings, self._counted, self._reused)
 
+    def prepare(self) -> None:
+        """Collate the rows on this thread, and have `outcomes` uncollate the outputs on its own."""
+        if not self.task._batch_runner.has_stages:
+            return
+        runner = self._limited_runner()
+        with self._instances.in_use(), pending_answer.running_batch():
+            self._collated = runner.collate(*self._columns)
+        if self.task.acks_late:  # else what cannot be uncollated could not run again
+            self._uncollated = []
+
+    def release(self) -> None:
+        """Let the model be unloaded: the batch has its outcomes, or none."""
+        self._instances.release()
+
     def __call__(self, limit: SoftLimit) -> None:
         """
         Run the model; its errors are outcomes, see `outcomes`.
@@ -124,6 +144,7 @@ class ModelCall:
             self._run(limit)
 
     def _leave_out_expired(self) -> None:
+        self._collated = None
         calls = self._calls
         self._calls = [each for n, each in enumerate(calls) if n not in self.expired]
         self._columns = columns_of(self._calls)
@@ -133,6 +154,8 @@ class ModelCall:
 
     def outcomes(self) -> Sequence[Outcome]:
         """Return the outcome of each request; computed beside the next batch, not before it."""
+        if self._uncollated:
+            self._uncollate(self._uncollated)
         if self._common_outcome is not None:
             found = [self._common_outcome] * len(self._calls)
         else:
@@ -178,21 +201,44 @@ class ModelCall:
 
     def _run_rows(self, limit: SoftLimit) -> list[Any]:
         """Run the model."""
-        global _broken  # noqa: PLW0603 (one device a process)
-        runner = self.task._batch_runner
-        if self._most is not None:
-            runner.limit(self._most, self._cost_limits)
+        runner = self._limited_runner()
+        collated, self._collated = self._collated, None
         try:
             prepare_shapes(self.task)  # without a limit: the shapes are for all batches
             with (
                 self._span.around_model(len(self._columns[0])),
                 limit.in_model(),
                 pending_answer.running_batch(),
-                registry.one_batch(),
+                self._instances.in_use(),
             ):
-                return run_rows(self.task, self._calls, self._columns, self.timings, self._counted)
+                return run_rows(
+                    self.task,
+                    self._calls,
+                    self._columns,
+                    self.timings,
+                    self._counted,
+                    collated,
+                    self._uncollated,
+                )
         finally:
-            _broken = _broken or runner.broken  # of any task, on whatever thread
+            _note_broken(runner)
+
+    def _uncollate(self, uncollated: list[Uncollated]) -> None:
+        runner = self.task._batch_runner
+        with self._instances.in_use(), pending_answer.running_batch():
+            runner.uncollate(uncollated, self._outputs, self._counted)
+        _note_broken(runner)
+
+    def _limited_runner(self) -> Runner:
+        runner = self.task._batch_runner
+        if self._most is not None:
+            runner.limit(self._most, self._cost_limits)
+        return runner
+
+
+def _note_broken(runner: Runner) -> None:
+    global _broken  # noqa: PLW0603 (one device a process)
+    _broken = _broken or runner.broken  # of any task, on whatever thread
 
 
 def _work(timings: Sequence[Timing], counted: Counts, reused: ReusedRows | None) -> Work:

@@ -116,9 +116,12 @@ class OverlappedBatch:
         """
         Have the main thread call the model, and return when it has; see `RunModel`.
 
+        What the model needs is prepared here, while the main thread runs the batch before.
+
         Raises:
             BaseException: What ended the call there.
         """
+        call.prepare()
         request = call.task.request_stack.top
         self._ready.put(_Ready(call, copy_context(), request, time.monotonic()))
         end = self._ends.get()

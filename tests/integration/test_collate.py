@@ -1,0 +1,191 @@
+"""The stages of a model on a real worker: which run beside which, and what follows an error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.processes.redis_server import RedisServer
+from tests.services.props import go_on
+from tests.services.stage import Stage
+
+SOON = 40.0
+
+
+class Worker:
+    """
+    A worker with one pool process, and a client of it.
+
+    Args:
+        stage: Where it runs.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.process = stage.worker("tests.services.collated", "-c", "1")
+        self.client = stage.client()
+
+    def send(
+        self,
+        name: str,
+        numbers: list[int],
+        *,
+        task: str = "watched",
+        options: Any = None,
+        **what: Any,
+    ) -> list[Any]:
+        """Send numbers of one name, which are to be one batch."""
+        return [
+            self.client.send_task(f"collated.{task}", ([name, what, number],), **(options or {}))
+            for number in numbers
+        ]
+
+    def seen(self, name: str) -> list[Any]:
+        """Return what the stages of a name's batches have seen, in order."""
+        return self.stage.facts(name)
+
+    def hold(self, name: str) -> list[Any]:
+        """Return the results of a batch that runs until `let_go`, so that others wait behind it."""
+        results = self.send(name, [1, 1], predict=[f"{name} go"])
+        self.wait_for(f"{name} predict")
+        return results
+
+    def let_go(self, name: str) -> None:
+        """End the batch of this name."""
+        go_on(self.stage.redis, f"{name} go")
+
+    def wait_for(self, place: str) -> None:
+        """Return when a stage has reached this place."""
+        there = lambda: self.stage.redis.sismember("stage:places", place)  # noqa: E731
+        wait_until(lambda: "" if there() else "not yet", [], what=place, timeout=SOON)
+
+
+@pytest.fixture(scope="module")
+def worker(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """A worker for all tests of this module, whose batches have names of their own."""
+    with Stage(redis_server, tmp_path_factory.mktemp("stage")) as stage:
+        yield Worker(stage)
+
+
+def answers(results: list[Any]) -> list[Any]:
+    """Return the results' values, or the texts of their errors."""
+    found = [result.get(timeout=SOON, propagate=False) for result in results]
+    return [str(each) if isinstance(each, Exception) else each for each in found]
+
+
+def test_stages_of_three_batches_run_at_once(worker: Worker):
+    """While `predict` runs one batch, the next is collated and the last one uncollated."""
+    results = worker.hold("one")
+    results += worker.send("a", [1, 2], predict=["b collate"], uncollate=["b predict"])
+    results += worker.send("b", [3, 4], collate=["a predict"], predict=["a uncollate", "c collate"])
+    results += worker.send("c", [5, 6], collate=["b predict"])
+    worker.let_go("one")
+
+    assert [2, 2, 2, 4, 6, 8, 10, 12] == answers(results)
+    for name, numbers in {"a": [1, 2], "b": [3, 4], "c": [5, 6]}.items():
+        assert [
+            ["collate", True, "worker thread", numbers],
+            ["predict", True, "main", numbers],
+            ["uncollate", True, "worker thread", numbers],
+        ] == worker.seen(name)
+
+
+def test_lone_batch_goes_through_all_stages_in_one_place(worker: Worker):
+    """Nothing runs beside it, so it is not handed over."""
+    assert [2, 4] == answers(worker.send("lone", [1, 2]))
+    assert [
+        ["collate", True, "main", [1, 2]],
+        ["predict", True, "main", [1, 2]],
+        ["uncollate", True, "main", [1, 2]],
+    ] == worker.seen("lone")
+
+
+def test_model_is_warmed_up_through_all_stages(worker: Worker):
+    """Each stage has run before the worker takes tasks."""
+    warm = worker.seen("warm-up")
+
+    assert ["collate", "predict", "uncollate"] == [stage for stage, *_ in warm[:3]]
+    assert [1, 1, 1, 1] in [numbers for *_, numbers in warm]
+
+
+@pytest.mark.parametrize("stage", ["collate", "predict", "uncollate"])
+def test_item_at_fault_fails_alone(worker: Worker, stage: str):
+    """Where a batch fails beside the model or in it, the other items have their outputs."""
+    first, name = f"before {stage}", f"bad {stage}"
+    results = worker.hold(first)
+    results += worker.send(f"{stage} running", [7, 7], predict=[f"{name} collate done"])
+    results += worker.send(name, [12, 13, 14, 15], task="large", refuses=stage)
+    worker.let_go(first)
+
+    assert [2, 2, 14, 14, 24, f"{stage} refuses 13", 28, 30] == answers(results)
+    assert "worker thread" == worker.seen(name)[0][2]
+
+
+def test_batch_without_memory_is_collated_in_halves(worker: Worker):
+    """Running out of memory beside the model counts as the model's, and is remembered."""
+    results = worker.hold("roomy")
+    results += worker.send("running", [7, 7], predict=["short collate done"])
+    results += worker.send("short", [1, 2, 3, 4], task="large", memory=2)
+    worker.let_go("roomy")
+
+    assert [2, 2, 14, 14, 2, 4, 6, 8] == answers(results)
+    collated = [numbers for stage, *_, numbers in worker.seen("short") if stage == "collate"]
+    assert [[1, 2, 3, 4], [1, 2], [3, 4]] == collated
+
+
+def test_request_that_expires_behind_another_batch_is_left_out(worker: Worker):
+    """What is left of a batch that was collated before is collated again."""
+    results = worker.hold("early")
+    results += worker.send("occupied", [7, 7], predict=["expire go"])
+    late = worker.send("expiring", [1], options={"expires": 3.0})
+    results += worker.send("expiring", [2])
+    worker.let_go("early")
+    worker.wait_for("expiring collate done")
+    time.sleep(3.0)
+    go_on(worker.stage.redis, "expire go")
+
+    assert [2, 2, 14, 14, 4] == answers(results)
+    assert "expired" in answers(late)[0]
+    collated = [numbers for stage, *_, numbers in worker.seen("expiring") if stage == "collate"]
+    assert [[1, 2], [2]] == collated
+
+
+def test_equal_items_are_collated_once_and_calls_are_filled_up(worker: Worker):
+    """Only rows that go to the model are collated, with those that fill its call up."""
+    results = worker.hold("equal before")
+    results += worker.send("equal running", [7, 7], predict=["equal collate done"])
+    results += worker.send("equal", [5, 6, 5, 6], task="fixed")
+    worker.let_go("equal before")
+
+    assert [2, 2, 14, 14, 10, 12, 10, 12] == answers(results)
+    assert ["collate", True, "worker thread", [5, 6, 6, 6]] == worker.seen("equal")[0]
+
+
+def test_soft_limit_strikes_before_the_rows_are_ready(worker: Worker):
+    """The batch's turn has come, and its time is up: its items run again, each alone."""
+    results = worker.hold("limit before")
+    results += worker.send("limit running", [7, 7], predict=["slow collate"])
+    limited = {"soft_time_limit": 1}
+    results += worker.send("slow", [1, 2], collate=["limit over"], options=limited)
+    worker.let_go("limit before")
+    log = Path(worker.process.log)
+    expired = lambda: "Soft time limit (1s) exceeded" in log.read_text()  # noqa: E731
+    wait_until(lambda: "" if expired() else "not yet", [worker.process], what="limit", timeout=SOON)
+    go_on(worker.stage.redis, "limit over")
+
+    assert [2, 2, 14, 14, 2, 4] == answers(results)
+    ran = [numbers for stage, *_, numbers in worker.seen("slow") if stage == "predict"]
+    assert [[1], [2]] == sorted(ran)
+
+
+def test_soft_limit_interrupts_collate_of_a_lone_batch(worker: Worker):
+    """It is a part of the model's call there."""
+    (result,) = worker.send("stuck", [1], collate=["never"], options={"soft_time_limit": 1})
+
+    assert "SoftTimeLimitExceeded" in answers([result])[0]
+    worker.wait_for("stuck collate interrupted")
