@@ -9,7 +9,8 @@ Rule 1: The environment is in place before any of the user's modules is imported
         the main module may have chosen GPUs for all processes together.
 Rule 2: The model comes as bytes, and is unpickled by `_load`: if that fails, the caller gets the
         error and not the end of a process.
-Rule 3: The process ends with its parent, however that ends; from its first moment on, where the
+Rule 3: A model's `collate` runs on a thread of its own, while `predict` runs the batch before.
+Rule 4: The process ends with its parent, however that ends; from its first moment on, where the
         system can do that, and not only when the main module has been imported.
 """
 
@@ -18,14 +19,16 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed, ModelError
 from celery_batch.runtime import devices, registry
-from celery_batch.runtime.runner import Outcome, Runner
+from celery_batch.runtime.runner import Collated, Outcome, Runner
 from celery_batch.streamer.messages import Message, dump, loads, pickled, receive, send, unpickled
 from celery_batch.streamer.model_adapters import Adapter
 from celery_batch.streamer.parent_death import end_with_manager, end_with_parent
@@ -140,9 +143,46 @@ def serve(batches: Any, replies: Any, given: Adapter | bytes, plan: Plan) -> Non
     runner = Runner(model.calls, str(model), most=plan.size, cost=model.call_cost)
     _is_arriving = False
     replies.send_bytes(b"")
-    while (message := receive(batches)) is not None:
-        send(replies, _run(runner, message))
+    received = (
+        _collated_beside(runner, batches) if runner.has_stages else _received(runner, batches)
+    )
+    for batch in received:
+        send(replies, _run(runner, batch))
     model.unload()
+
+
+#: Items, whether they are one request, and their first call if they are collated; or an error.
+_Batch = tuple[list[Any], bool, Collated | None] | BaseException
+
+
+def _received(runner: Runner, batches: Any) -> Iterator[_Batch]:
+    """Yield batches, collated if the model does that, until an empty message comes."""
+    while (message := receive(batches)) is not None:
+        yield _unpacked(runner, message)
+
+
+def _unpacked(runner: Runner, message: Message) -> _Batch:
+    try:
+        items, alone = unpickled(message)
+        return items, alone, runner.collate(items)
+    except BaseException as error:  # noqa: BLE001 (the batch's, and the process has to live on)
+        return error
+
+
+def _collated_beside(runner: Runner, batches: Any) -> Iterator[_Batch]:
+    """Yield batches that a thread has collated; few, since few are sent before their answers."""
+    ready: SimpleQueue[_Batch | None] = SimpleQueue()
+
+    def work() -> None:
+        try:
+            for batch in _received(runner, batches):
+                ready.put(batch)
+        finally:
+            ready.put(None)
+
+    threading.Thread(target=work, name="celery_batch collate", daemon=True).start()
+    while (batch := ready.get()) is not None:
+        yield batch
 
 
 def _load(given: Adapter | bytes, plan: Plan) -> Adapter:
@@ -163,18 +203,22 @@ def _load(given: Adapter | bytes, plan: Plan) -> Adapter:
     return model
 
 
-def _run(runner: Runner, message: Message) -> Message:
+def _run(runner: Runner, batch: _Batch) -> Message:
     """Run a batch; return the reply, without outputs if the device was broken before."""
     try:
-        outputs: Sequence[Any] = ()
-        if runner.broken is None:
-            items, alone = unpickled(message)
-            outputs = runner.outputs(items, alone=alone)
+        outputs = _outputs(runner, batch) if runner.broken is None else ()
         return _pack(outputs, runner.broken)
     except BaseException as error:  # noqa: BLE001 (the process has to live on)
         broke_off = ModelError(f"the model broke off: {type(error).__name__}: {error}")
         broke_off.add_note(f"In the worker process:\n{traceback.format_exc()}")
         return dump((broke_off, runner.broken))
+
+
+def _outputs(runner: Runner, batch: _Batch) -> Sequence[Any]:
+    if isinstance(batch, BaseException):
+        raise batch
+    items, alone, collated = batch
+    return runner.outputs(items, alone=alone, collated=collated)
 
 
 def _imported(given: bytes) -> Adapter:

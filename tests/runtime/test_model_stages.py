@@ -198,12 +198,3 @@ def test_stages_with_several_parameters_are_refused(app: Celery):
         Late.as_task(app)
     with pytest.raises(ConfigurationError, match=r"Spread\.predict: gets what collate returns"):
         ThreadedStreamer(Spread, 4)
-
-
-@pytest.mark.parametrize("given", [Doubled, Doubled()], ids=["class", "instance"])
-def test_streamer_collates(given: Any):
-    """A streamer's model goes through all stages, and an item at fault fails alone."""
-    with ThreadedStreamer(given, 4) as streamer:
-        assert [2, 4, 6, 8, 10] == streamer.predict([1, 2, 3, 4, 5])
-        with pytest.raises(ValueError, match="13 cannot be collated"):
-            streamer.predict([1, 13])

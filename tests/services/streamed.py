@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 import time
 
 from celery_batch.errors import ConfigurationError
@@ -54,6 +56,37 @@ class Measure(Model):
     def predict(self, text):
         """Answer as `measure` does."""
         return measure(text)
+
+
+class Staged(Model):
+    """Answers a text that names another with whether that was collated meanwhile."""
+
+    def load(self, device):  # noqa: ARG002 (the model's signature)
+        """Nothing has been collated."""
+        self.collated = {}
+
+    def collate(self, batch):
+        """Note the texts."""
+        for text in batch:
+            if text == "odd":
+                raise ValueError("cannot collate this")
+            if text == "leave":
+                sys.exit("collate has had enough")
+            self._of(text).set()
+        return tuple(batch)
+
+    def predict(self, batch):
+        """Wait for the texts that are named."""
+        assert isinstance(batch, tuple)
+        return batch, [self._of(text.removeprefix("after ")).wait(10) for text in batch]
+
+    def uncollate(self, output):
+        """Return the answers."""
+        texts, met = output
+        return [*zip(texts, met, strict=True)]
+
+    def _of(self, text):
+        return self.collated.setdefault(text, threading.Event())
 
 
 def drop(batch):
