@@ -27,7 +27,7 @@ _OF_TASKS = {
 #: Attributes of a model that are options.
 _OF_MODELS = {
     *("cost", "version", "batch_sizes", "batch_lengths", "padding_row", "batch_by"),
-    *("example", "examples"),
+    *("example", "examples", "collate", "uncollate"),
 }
 
 

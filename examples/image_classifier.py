@@ -26,6 +26,10 @@ _MOST_THREADS = 8
 _MEAN, _SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
+#: What the stages of the model pass on: of all pictures, and the errors of all files.
+_Batch = tuple[Any, list[Exception | None]]
+
+
 class ImageClassifier(Model):
     """
     ResNet-18 for pictures of any format that Pillow reads.
@@ -66,44 +70,53 @@ class ImageClassifier(Model):
         Image.new("RGB", (_WHOLE, _WHOLE)).save(file, "PNG")
         return [file.getvalue()]
 
-    def predict(self, batch: list[bytes]) -> list[dict[str, Any] | Exception]:
+    def collate(self, batch: list[bytes]) -> _Batch:
         """
-        Classify pictures: decoded in threads, then all in one pass through the network.
+        Decode pictures in threads, while the network classifies those before, and copy them.
 
         Args:
             batch: Each picture's file, as bytes.
 
         Returns:
-            For each the likeliest class, its label and its probability, or a
-            ValueError where the bytes are no picture.
+            The pixels of all that are pictures, on the network's device, or None without any;
+            and for each file None, or a ValueError where its bytes are no picture.
         """
         import torch  # noqa: PLC0415 - see load
 
         pictures = list(self.threads.map(_decoded, batch))
-        good = [picture for picture in pictures if isinstance(picture, torch.Tensor)]
-        answers = iter(self._classify(torch.stack(good)) if good else ())
-        return [
-            picture if isinstance(picture, Exception) else next(answers) for picture in pictures
-        ]
+        errors = [each if isinstance(each, Exception) else None for each in pictures]
+        good = [each for each in pictures if isinstance(each, torch.Tensor)]
+        if not good:
+            return None, errors
+        # Bytes travel to the device, a quarter of what the numbers would be.
+        pixels = torch.stack(good)
+        if self.device != "cpu":
+            pixels = pixels.pin_memory().to(self.device, non_blocking=True)
+        return pixels, errors
 
-    def _classify(self, pixels: Any) -> list[dict[str, Any]]:
+    def predict(self, batch: _Batch) -> _Batch:
+        """Classify what `collate` returned; return the classes with their probabilities."""
         import torch  # noqa: PLC0415 - see load
 
+        pixels, errors = batch
+        if pixels is None:
+            return None, errors
         mean, spread = (
             torch.tensor(each, device=self.device).view(3, 1, 1) for each in (_MEAN, _SPREAD)
         )
         with torch.inference_mode():
-            # Bytes travel to the device, a quarter of what the numbers would be.
-            scores = self.network((pixels.to(self.device) / 255 - mean) / spread)
+            scores = self.network((pixels / 255 - mean) / spread)
             best = scores.softmax(1).max(1)
-        return [
-            {
-                "class": number,
-                "label": self.labels[number] if self.labels else None,
-                "probability": round(probability, 4),
-            }
-            for number, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
+        return zip(best.indices.tolist(), best.values.tolist(), strict=True), errors
+
+    def uncollate(self, output: _Batch) -> list[dict[str, Any] | Exception]:
+        """Return the class of each picture, its label and its probability; or the error."""
+        best, errors = output
+        return [self._answer(*next(best)) if error is None else error for error in errors]
+
+    def _answer(self, number: int, probability: float) -> dict[str, Any]:
+        label = self.labels[number] if self.labels else None
+        return {"class": number, "label": label, "probability": round(probability, 4)}
 
 
 def _decoded(file: bytes) -> Any:

@@ -134,6 +134,10 @@ class TestOptions:
             ),
             ({"dedupe": True}, "A.dedupe: is an option of the task: give it to as_task(...)"),
             ({"batchby": "x"}, "A.batchby: is no option of a model; did you mean batch_by?"),
+            (
+                {"un_collate": len},
+                "A.un_collate: is no option of a model; did you mean uncollate?",
+            ),
             ({"costs": len}, "A.costs: is no option of a model; did you mean cost?"),
             (
                 {"batch_size": 8},
