@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from celery_batch import ChunkFailed
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
+from celery_batch.protocol import ROWS
 from tests.services.props import go_on
 from tests.services.stage import Stage
 
@@ -124,6 +126,20 @@ def test_item_at_fault_fails_alone(worker: Worker, stage: str):
 
     assert [2, 2, 14, 14, 24, f"{stage} refuses 13", 28, 30] == answers(results)
     assert "worker thread" == worker.seen(name)[0][2]
+
+
+def test_row_of_a_chunk_that_cannot_be_uncollated_fails_alone(worker: Worker):
+    """The chunk runs again with nothing beside it, and its other rows have their outputs."""
+    results = worker.hold("chunk before")
+    results += worker.send("chunk running", [7, 7], predict=["chunk collate done"])
+    rows = [["chunk", {"refuses": "uncollate"}, number] for number in (12, 13, 14)]
+    chunk = worker.client.send_task("collated.large", (rows,), headers={ROWS: len(rows)})
+    worker.let_go("chunk before")
+
+    assert [2, 2, 14, 14] == answers(results)
+    with pytest.raises(ChunkFailed, match=r"1 of 3 rows failed: .*uncollate refuses 13") as failed:
+        chunk.get(timeout=SOON)
+    assert [24, None, 28] == failed.value.outputs
 
 
 def test_batch_without_memory_is_collated_in_halves(worker: Worker):

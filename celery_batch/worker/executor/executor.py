@@ -32,6 +32,7 @@ from celery.app.trace import trace_task
 from celery.exceptions import Reject
 from kombu.serialization import prepare_accept_content
 
+from celery_batch.batching.batch import Reason
 from celery_batch.compat.celery import encode_results_with, result_reprs
 from celery_batch.pending_answer import Answer, pending_answer
 from celery_batch.protocol import TRACK_HEADER
@@ -313,6 +314,7 @@ class _BatchTrace:
                 Expiries(self._task.app, expires),
                 self._payload.most,
                 self._payload.cost_limits,
+                is_suspect=self._payload.reason == Reason.ALONE,
             )
             self._span.describe(
                 self._payload.reason,

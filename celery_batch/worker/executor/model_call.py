@@ -56,6 +56,7 @@ class ModelCall:
         expiries: When each request expires.
         most: Most rows in one call of the model; None for the task's own limit.
         cost_limits: The largest call, where cost is limited.
+        is_suspect: Whether the only request runs again, since its batch had no outcome.
     """
 
     def __init__(
@@ -66,6 +67,8 @@ class ModelCall:
         expiries: Expiries,
         most: int | None = None,
         cost_limits: CostLimits | None = None,
+        *,
+        is_suspect: bool = False,
     ) -> None:
         self.task = task
         self._expiries = expiries
@@ -74,6 +77,8 @@ class ModelCall:
         self._span = span
         self._most = most
         self._cost_limits = cost_limits
+        #: Whether requests may be left without an outcome, to run again alone.
+        self._may_run_again = task.acks_late and not is_suspect
         #: The indexes of requests that had expired when the model was called.
         self.expired: Collection[int] = ()
         #: When the model was called, and for which rows.
@@ -120,7 +125,7 @@ class ModelCall:
         runner = self._limited_runner()
         with self._instances.in_use(), pending_answer.running_batch():
             self._collated = runner.collate(*self._columns)
-        if self.task.acks_late:  # else what cannot be uncollated could not run again
+        if self._may_run_again:  # as what cannot be uncollated has to
             self._uncollated = []
 
     def release(self) -> None:
@@ -154,7 +159,7 @@ class ModelCall:
 
     def outcomes(self) -> Sequence[Outcome]:
         """Return the outcome of each request; computed beside the next batch, not before it."""
-        if self._uncollated:
+        if self._uncollated and self._common_outcome is None:
             self._uncollate(self._uncollated)
         if self._common_outcome is not None:
             found = [self._common_outcome] * len(self._calls)
