@@ -132,14 +132,14 @@ def test_row_of_a_chunk_that_cannot_be_uncollated_fails_alone(worker: Worker):
     """The chunk runs again with nothing beside it, and its other rows have their outputs."""
     results = worker.hold("chunk before")
     results += worker.send("chunk running", [7, 7], predict=["chunk collate done"])
-    rows = [["chunk", {"refuses": "uncollate"}, number] for number in (12, 13, 14)]
+    rows = [["chunk", {"refuses": "uncollate"}, number] for number in (12, 13, 14, 15)]
     chunk = worker.client.send_task("collated.large", (rows,), headers={ROWS: len(rows)})
     worker.let_go("chunk before")
 
     assert [2, 2, 14, 14] == answers(results)
-    with pytest.raises(ChunkFailed, match=r"1 of 3 rows failed: .*uncollate refuses 13") as failed:
+    with pytest.raises(ChunkFailed, match=r"1 of 4 rows failed: .*uncollate refuses 13") as failed:
         chunk.get(timeout=SOON)
-    assert [24, None, 28] == failed.value.outputs
+    assert [24, None, 28, 30] == failed.value.outputs
 
 
 def test_batch_without_memory_is_collated_in_halves(worker: Worker):
@@ -158,11 +158,11 @@ def test_request_that_expires_behind_another_batch_is_left_out(worker: Worker):
     """What is left of a batch that was collated before is collated again."""
     results = worker.hold("early")
     results += worker.send("occupied", [7, 7], predict=["expire go"])
-    late = worker.send("expiring", [1], options={"expires": 3.0})
+    late = worker.send("expiring", [1], options={"expires": 2.0})
     results += worker.send("expiring", [2])
     worker.let_go("early")
     worker.wait_for("expiring collate done")
-    time.sleep(3.0)
+    time.sleep(2.0)
     go_on(worker.stage.redis, "expire go")
 
     assert [2, 2, 14, 14, 4] == answers(results)
@@ -171,15 +171,18 @@ def test_request_that_expires_behind_another_batch_is_left_out(worker: Worker):
     assert [[1, 2], [2]] == collated
 
 
-def test_equal_items_are_collated_once_and_calls_are_filled_up(worker: Worker):
-    """Only rows that go to the model are collated, with those that fill its call up."""
-    results = worker.hold("equal before")
-    results += worker.send("equal running", [7, 7], predict=["equal collate done"])
-    results += worker.send("equal", [5, 6, 5, 6], task="fixed")
-    worker.let_go("equal before")
+def test_only_rows_that_go_to_the_model_are_collated(worker: Worker):
+    """Those with cached answers do not; those that fill the call up do."""
+    assert [10, 12] == answers(worker.send("cached", [5, 6], task="fixed"))
+    results = worker.hold("cached before")
+    results += worker.send("cached running", [7, 7], predict=["cached collate done"])
+    results += worker.send("cached", [5, 6, 7, 8], task="fixed")
+    worker.let_go("cached before")
 
-    assert [2, 2, 14, 14, 10, 12, 10, 12] == answers(results)
-    assert ["collate", True, "worker thread", [5, 6, 6, 6]] == worker.seen("equal")[0]
+    assert [2, 2, 14, 14, 10, 12, 14, 16] == answers(results)
+    collated = [fact for fact in worker.seen("cached") if fact[0] == "collate"]
+    assert [[5, 6, 6, 6], [7, 8, 8, 8]] == [numbers for *_, numbers in collated]
+    assert "worker thread" == collated[1][2]
 
 
 def test_soft_limit_strikes_before_the_rows_are_ready(worker: Worker):

@@ -64,4 +64,4 @@ class Watched(Model):
 options = {"max_wait": 5.0, "linger": 0.5}
 watched = Watched.as_task(app, name="collated.watched", max_batch_size=2, **options)
 large = Watched.as_task(app, name="collated.large", max_batch_size=4, **options)
-fixed = Watched.as_task(app, name="collated.fixed", batch_sizes=(1, 4), dedupe=True, **options)
+fixed = Watched.as_task(app, name="collated.fixed", batch_sizes=(1, 4), cache_ttl=600, **options)
