@@ -178,8 +178,8 @@ def test_uploaded_pictures_are_classified(client, model):
 def test_crowd_shares_runs_of_the_network(client, model, monkeypatch):
     """Uploads of the same moment share a batch, and everybody gets their own answer."""
     sizes = []
-    classify_batch = model._classify
-    monkeypatch.setattr(model, "_classify", lambda x: sizes.append(len(x)) or classify_batch(x))
+    collate = model.collate
+    monkeypatch.setattr(model, "collate", lambda x: sizes.append(len(x)) or collate(x))
 
     def ask(file):
         return client.application.test_client().post("/stream", data={"file": _upload(file)})
