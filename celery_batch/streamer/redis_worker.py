@@ -140,7 +140,7 @@ def model_class_of(
         """The model of a streamer's worker."""
 
         def __init__(self) -> None:
-            vars(self).update(vars(adapter))
+            self.__dict__.update(vars(adapter))
 
         def load(self, device: str) -> None:
             super().load(device)
