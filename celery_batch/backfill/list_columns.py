@@ -49,10 +49,15 @@ def _has_numbers(kind: Any) -> bool:
     """Return whether a column has lists of numbers, or fixed arrays of them."""
     types = import_module("pyarrow").types
     if not _is_list(kind):
-        return False
+        return _is_tensor(kind)
     while _is_list(kind):
         kind = kind.value_type
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
+
+def _is_tensor(kind: Any) -> bool:
+    """Return whether a column has arrays of one shape, as Arrow's type for them says."""
+    return isinstance(kind, import_module("pyarrow").FixedShapeTensorType)
 
 
 def _is_list(kind: Any) -> bool:
@@ -64,6 +69,8 @@ def _value(scalar: Any) -> Any:
     """Return an array; a list where there are nulls in it, or rows of different lengths."""
     if not scalar.is_valid:
         return None
+    if _is_tensor(scalar.type):
+        return scalar.to_numpy()
     array = _array(scalar.values)
     return scalar.as_py() if array is None else array
 

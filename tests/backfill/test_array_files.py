@@ -241,6 +241,19 @@ def test_list_columns_of_parquet_are_arrays(tmp_path, kind, rows, dtype):
     assert ["id", "v", "t"] == [*last]
 
 
+def test_tensor_columns_of_parquet_are_arrays(tmp_path):
+    """Arrow's own type for arrays of one shape."""
+    rows = np.arange(12, dtype="f4").reshape(2, 2, 3)
+    column = pa.FixedShapeTensorArray.from_numpy_ndarray(rows)
+    null = pa.array([None], column.type.storage_type)
+    nulls = pa.ExtensionArray.from_storage(column.type, null)
+    pq.write_table(pa.table({"v": pa.chunked_array([column, nulls])}), tmp_path / "in.parquet")
+    *found, last = (each["v"] for each in Input(str(tmp_path / "in.parquet")).records())
+
+    assert rows.tolist() == [each.tolist() for each in found]
+    assert last is None
+
+
 def test_lists_with_nulls_or_of_several_lengths_stay_lists(tmp_path):
     """An array has neither."""
     table = pa.table({"v": pa.array([[1, None]]), "w": pa.array([[[1], [2, 3]]])})

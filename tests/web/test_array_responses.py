@@ -229,6 +229,25 @@ def test_whatever_is_json_is_json():
     assert {"a": [None, [None, 1.5]], "b": "\ud800é", "c": None} == json.loads(body)
 
 
+def test_answers_need_no_numpy(in_python: Callable[..., str]):
+    """A web process without it answers with what it could not decode, in either form."""
+    found = in_python(
+        "import sys; sys.modules['numpy'] = None\n"
+        "import kombu.serialization\n"
+        "from kombu.utils.json import loads\n"
+        "from celery_batch import as_lists, encode_outputs\n"
+        "zeros = {'__type__': 'ndarray', '__value__': ['<f4', [3], 'AAAAAAAAAAAAAMB/']}\n"
+        "import json; outputs = [loads(json.dumps(zeros))] * 2\n"
+        "print(encode_outputs({'a': outputs})[0].decode())\n"
+        f"print(encode_outputs(outputs, {NPY!r})[0].hex())\n"
+    )
+    text, npy = found.splitlines()
+
+    assert {"a": [[0, 0, None]] * 2} == json.loads(text)
+    array = np.load(io.BytesIO(bytes.fromhex(npy)))
+    assert (np.float32, "[[0.0, 0.0, nan], [0.0, 0.0, nan]]") == (array.dtype, repr(array.tolist()))
+
+
 def test_what_is_neither_is_an_error():
     """The view's own, unless .npy alone was asked for."""
     with pytest.raises(TypeError, match="set is not JSON serializable"):
