@@ -28,6 +28,7 @@ from celery_batch.serve.envelope import is_large, object_in, sealed
 from celery_batch.serve.metrics import Metrics
 from celery_batch.serve.openapi import openapi
 from celery_batch.serve.sockets import listening
+from celery_batch.web.arrays import as_lists
 from celery_batch.web.disconnect import ClientDisconnected, until_disconnect
 from celery_batch.web.errors import HttpError, http_error
 from celery_batch.web.predict import apredict
@@ -89,7 +90,7 @@ async def _answer(request: Request, task: Any, timeout: float) -> Response:  # n
         task_id = str(uuid4())
         call = apredict(task, [sealed(task_id, posted)], timeout=timeout, task_id=task_id)
         (answer,) = await until_disconnect(request.receive, call)
-        return JSONResponse(answer)  # a ValueError, if the handle returned a NaN
+        return JSONResponse(as_lists(answer))  # a ValueError, if the handle returned a NaN
     except (ClientDisconnect, ClientDisconnected):
         return Response(status_code=ClientDisconnected.status_code)
     except Exception as exception:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from unittest.mock import AsyncMock
 
 import jsonschema
+import numpy as np
 import pytest
 import schemathesis
 from starlette.testclient import TestClient
@@ -105,6 +106,14 @@ def test_unknown_paths_are_refused_in_json(client):
     assert (404, "NotFound") == (missing.status_code, missing.json()["error"]["type"])
     assert (405, "MethodNotAllowed") == (wrong.status_code, wrong.json()["error"]["type"])
     assert "POST" == wrong.headers["allow"]
+
+
+def test_arrays_of_a_handle_are_lists(client, monkeypatch):
+    """Also within a dict; NaN is null in them."""
+    answer = {"vector": np.array([1, np.nan], "f4"), "label": np.int64(3)}
+    monkeypatch.setattr(web, "apredict", AsyncMock(side_effect=[[answer]]))
+
+    assert (200, {"vector": [1, None], "label": 3}) == _both(client.post("/predict", json={}))
 
 
 @pytest.mark.parametrize(

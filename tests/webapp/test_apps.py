@@ -231,6 +231,15 @@ def test_a_task_is_followed(site):
     assert {"id": body["id"], "state": "SUCCESS", "output": "LATER"} == done == too_late.json()
 
 
+def test_arrays_are_lists(site):
+    """Of a request and of a task that is followed, with null for NaN."""
+    predicted = site.predict("vector", "a").json()
+    done = eventually(site, sent(site, "vector"), "SUCCESS")
+
+    assert {"outputs": [[1, None], "A"]} == predicted
+    assert [1, None] == done["output"]
+
+
 def test_a_task_that_fails_tells_why(site):
     """A refusal in the model's words, another failure without any."""
     refused = eventually(site, sent(site, "bad"), "FAILURE")
