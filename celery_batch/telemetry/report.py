@@ -70,6 +70,7 @@ class Work(NamedTuple):
         reuse: How many rows did not run, and why.
         padding_rows: Rows that filled calls up to fixed sizes.
         rows: The number of rows in all calls.
+        collating: How long rows were collated on a thread beside that of the calls.
     """
 
     calls: int = 0
@@ -83,6 +84,7 @@ class Work(NamedTuple):
     reuse: Reuse = NO_REUSE
     padding_rows: int = 0
     rows: int = 0
+    collating: float = 0.0
 
 
 #: Of a batch whose model was not called.

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from celery import Celery
 
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.telemetry.report import Work
 from celery_batch.worker.dispatch.follow_up import BatchEnd
 from celery_batch.worker.scheduling.priority import TaskPriority
-from celery_batch.worker.scheduling.task_queue import LEAST_URGENT
+from celery_batch.worker.scheduling.task_queue import LEAST_URGENT, TaskQueue
 
 _TASK = SimpleNamespace(name="task")
 
@@ -25,6 +27,7 @@ class Waiting:
         self.policy = BatchPolicy(low_priority_share=share)
         self.task = _TASK
         self.usual_seconds: float | None = None
+        self.usual_collating = 0.0
         self.is_in_use: Callable[[float], bool] = lambda _: True
 
 
@@ -160,6 +163,9 @@ def test_next_batch_is_ready_just_before_a_running_one_ends():
     ready: Any = SimpleNamespace(task=large.task, began=None, batches=1.0)
     assert pytest.approx(2.99) == wait([large, small], [*running, ready], 2, 103.0)
     assert pytest.approx(3.99) == wait([large, small], [ready], 1, 103.0)
+    small.usual_collating = 0.5
+    assert pytest.approx(3.49) == wait([large, small], [ready], 1, 103.0)
+    small.usual_collating = 0.0
     assert 0.0 == wait([large, small], running[:1], 1, 105.0)
     ready.batches = 2.0
     assert pytest.approx(7.99) == wait([large, small], [ready], 1, 103.0)
@@ -188,3 +194,15 @@ def test_a_ready_batch_is_overtaken_by_a_task_that_has_had_less():
     turns(priority, task_queues, 1)  # so that the other has earned a batch
     priority.batch_left(task_queues[0], jobs[1], task_queues)
     assert not priority.overtaken_by(cast("Any", Waiting(0, 3.0)), jobs)
+
+
+def test_task_queue_learns_how_long_its_rows_are_collated(app: Celery):
+    """Batches that were not collated beside another one do not count."""
+    task_queue = TaskQueue(app.tasks["pairs"], threading.RLock())
+    for collating in (0.5, 0.0, 0.5, 0.0):
+        job: Any = SimpleNamespace(
+            batches=1.0, answer=BatchEnd([], Work(1, 0.0, 1.0, 1.0, collating=collating))
+        )
+        task_queue.count_answer(job)
+
+    assert (0.5, 1.0) == (task_queue.usual_collating, task_queue.usual_seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -92,8 +93,10 @@ class ModelCall:
         self.unanswered = Unanswered.INTERRUPTED
         #: The model's instance, which may be another one for the next batch.
         self._instances = registry.BatchInstances()
-        #: Where `prepare` was called: the rows of the first call, and the outputs to uncollate.
+        #: Where `prepare` was called: the rows of the first call, how long they took, and the
+        #: outputs to uncollate.
         self._collated: Collated | None = None
+        self._collating = 0.0
         self._uncollated: list[Uncollated] | None = None
         #: What is known of the rows before they run; None for a task that reuses no answers.
         self._reused: ReusedRows | None = None
@@ -116,15 +119,16 @@ class ModelCall:
     @property
     def work(self) -> Work:
         """A summary of all calls; computed beside the next batch, not before it."""
-        return _work(self.timings, self._counted, self._reused)
+        return _work(self.timings, self._counted, self._reused, self._collating)
 
     def prepare(self) -> None:
         """Collate the rows on this thread, and have `outcomes` uncollate the outputs on its own."""
         if not self.task._batch_runner.has_stages:
             return
-        runner = self._limited_runner()
+        runner, began = self._limited_runner(), time.monotonic()
         with self._instances.in_use(), pending_answer.running_batch():
             self._collated = runner.collate(*self._columns)
+        self._collating = time.monotonic() - began
         if self._may_run_again:  # as what cannot be uncollated has to
             self._uncollated = []
 
@@ -246,7 +250,9 @@ def _note_broken(runner: Runner) -> None:
     _broken = _broken or runner.broken  # of any task, on whatever thread
 
 
-def _work(timings: Sequence[Timing], counted: Counts, reused: ReusedRows | None) -> Work:
+def _work(
+    timings: Sequence[Timing], counted: Counts, reused: ReusedRows | None, collating: float
+) -> Work:
     reuse = NO_REUSE if reused is None else reused.counts
     if not timings:
         return Work(counted.calls, reuse=reuse)
@@ -263,6 +269,7 @@ def _work(timings: Sequence[Timing], counted: Counts, reused: ReusedRows | None)
         reuse,
         counted.padding_rows,
         sum(len(timing.part) for timing in timings),
+        collating,
     )
 
 

@@ -13,7 +13,8 @@ Rule 3: overtaken tasks and batches have a share all the same, `low_priority_sha
 Rule 4: the device is shared by time: a batch is charged what the batches of its task usually
         take when it leaves, and what it took when it has ended.
 Rule 5: while several tasks have work, the next batch is made ready just before a running one
-        is expected to end: the requests of another task that come until then go first.
+        is expected to end, and as much earlier as its rows take to be collated: the requests of
+        another task that come until then go first.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _WHOLE = 1 - 1e-6
 #: Seconds that a batch is taken to run before any of its task has ended.
 _FIRST_ESTIMATE = 1.0
 
-#: Seconds before the expected end of a batch at which the next one is made ready.
+#: Seconds before the expected end of a batch at which the next one is made ready, if its rows
+#: need not be collated.
 _READY_BEFORE = 0.01
 
 
@@ -94,7 +96,8 @@ class TaskPriority:
         heapify(ends)
         for time in times[processes:]:
             heapreplace(ends, ends[0] + time)
-        return max(ends[0] - now - _READY_BEFORE, 0.0)
+        collating = max(each.usual_collating for each in task_queues if each.is_in_use(now))
+        return max(ends[0] - now - collating - _READY_BEFORE, 0.0)
 
     def overtaken_by(self, task_queue: TaskQueue, jobs: Iterable[BatchJob]) -> BatchJob | None:
         """

@@ -68,6 +68,9 @@ class TaskQueue:
     #: Seconds of a whole batch in the model, as of late; None before one has ended.
     usual_seconds: float | None = None
 
+    #: Seconds for which the rows of a batch are collated beside the batch before, as of late.
+    usual_collating = 0.0
+
     #: Keeps what arrives while somebody records it; None if nobody does.
     _arrivals: ArrivalRecorder | None = None
 
@@ -383,6 +386,9 @@ class TaskQueue:
             if seconds := answer.work.seconds / job.batches:
                 usual = self.usual_seconds or seconds
                 self.usual_seconds = usual + _LATEST * (seconds - usual)
+            if seconds := answer.work.collating:
+                usual = self.usual_collating or seconds
+                self.usual_collating = usual + _LATEST * (seconds - usual)
 
     def clear(self) -> list[Any]:
         """Remove and return all requests, whose messages go back to the broker."""
