@@ -74,6 +74,11 @@ class LatencyModel:
         return self.batches >= _MIN_BATCHES
 
     @property
+    def call_cost(self) -> float:
+        """What a call costs beside its rows, in the unit of work; infinity while not known."""
+        return self.a / self.b if self.is_known and self.b else inf
+
+    @property
     def usual_work(self) -> float:
         """The work of a batch on average, of late."""
         return self._work / self._weight if self._weight else 0.0

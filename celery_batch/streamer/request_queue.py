@@ -12,7 +12,8 @@ Rule 4: A request that was taken is counted until it is settled or back in the q
         knows when the last one is answered.
 Rule 5: The batcher gets the same reports as in a Celery worker: that a batch of several has
         ended, and that no arrival could be seen meanwhile.  So batches are the same.
-Rule 6: A request whose process died, or whose run broke off, runs again, alone.  If its process
+Rule 6: Where rows are padded, it learns what a call costs beside its rows, as a worker does.
+Rule 7: A request whose process died, or whose run broke off, runs again, alone.  If its process
         dies under it then, too, it fails.
 """
 
@@ -29,11 +30,14 @@ from typing import Any
 
 from celery_batch.batching.batch import Batch, Request
 from celery_batch.batching.batcher import Batcher, Done, Wait
+from celery_batch.batching.cost import CallCost
 from celery_batch.batching.keyed_batcher import AnyBatcher, KeyedBatcher
+from celery_batch.batching.latency_model import LatencyModel
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.errors import BatchError, ModelError, PoisonItem, QueueFull, WorkerLost
 from celery_batch.runtime.runner import Outcome
 from celery_batch.streamer.futures import Answer, AnswerLock, fail, settle, start, wanted
+from celery_batch.streamer.timed_run import CallTime
 
 __all__ = [
     "RequestQueue",
@@ -64,12 +68,14 @@ class Slot:
         room: How many batches it may have at a time: one runs, others wait behind it.
         out: Those it has, the one that runs first.
         is_retired: It takes no more; its worker has ended.
+        is_warm: Its worker has run a batch: the first one may be slow.
     """
 
     condition: threading.Condition
     room: int = 1
     out: deque[Requests] = field(default_factory=deque)
     is_retired: bool = False
+    is_warm: bool = False
 
 
 class RequestQueue:
@@ -96,9 +102,12 @@ class RequestQueue:
         #: Whether a batch is full with so many rows.
         self._counts_rows = policy.max_batch_cost is None and not by_key
         self._most = sys.maxsize if most is None else most
-        self._by_key: KeyedBatcher[Answer] | None = KeyedBatcher(policy) if by_key else None
+        #: What a call of the model costs beside its rows, and from what that is learnt.
+        self._call_cost = cost = CallCost()
+        self._model = LatencyModel()
+        self._by_key: KeyedBatcher[Answer] | None = KeyedBatcher(policy, cost) if by_key else None
         self._batcher: AnyBatcher[Answer] = (
-            Batcher(policy) if self._by_key is None else self._by_key
+            Batcher(policy, cost) if self._by_key is None else self._by_key
         )
         # A signal's handler may close the queue while its own thread is in one of its methods.
         self._lock = threading.RLock()
@@ -195,7 +204,13 @@ class RequestQueue:
             self._wake()  # this slot may have been the one that watched the queue
         return None
 
-    def finish(self, slot: Slot, requests: Requests, outputs: Sequence[Any] | ModelError) -> None:
+    def finish(
+        self,
+        slot: Slot,
+        requests: Requests,
+        outputs: Sequence[Any] | ModelError,
+        call: CallTime | None = None,
+    ) -> None:
         """
         Settle a batch, unless its worker was lost meanwhile.
 
@@ -204,11 +219,13 @@ class RequestQueue:
             requests: Those of the batch.
             outputs: Of all their items, as `Runner.outputs` returned them; none if the batch
                 did not run; or why its run broke off.
+            call: What its calls have cost, and how long they took; None if that is not known.
         """
         with self._lock:
             if requests not in slot.out:
                 return
             slot.out.remove(requests)
+            self._learn(slot, call)
             if len(requests) > 1:
                 rows = sum(request.rows for request in requests)
                 self._batcher.batch_ended(monotonic(), rows, requests[0].urgency, requests[0].key)
@@ -226,6 +243,13 @@ class RequestQueue:
         else:
             settle(requests, outputs, self.answer_lock)
         self._through(requests)
+
+    def _learn(self, slot: Slot, call: CallTime | None) -> None:
+        """Learn from a batch what calls cost, under the lock."""
+        if call is not None and slot.is_warm and self._batcher.policy.padded:
+            self._model.observe(*call)
+            self._call_cost.value = self._model.call_cost
+        slot.is_warm = True
 
     def lose(self, slot: Slot, *, has_run: bool) -> None:
         """

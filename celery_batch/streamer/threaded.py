@@ -12,6 +12,7 @@ from celery_batch.runtime.runner import Runner
 from celery_batch.streamer.base import BaseStreamer, WorkerPool
 from celery_batch.streamer.model_adapters import Adapter, as_model
 from celery_batch.streamer.request_queue import RequestQueue, Slot, broke_off
+from celery_batch.streamer.timed_run import timed_outputs
 
 __all__ = ["ThreadedStreamer"]
 
@@ -101,8 +102,8 @@ class _Feeder:
             items = [item for request in requests for item in request.item.items]
             outputs: list[Any] | ModelError
             try:
-                outputs = runner.outputs(items, alone=len(requests) == 1)
+                outputs, call = timed_outputs(runner, items, alone=len(requests) == 1)
             except BaseException as error:  # noqa: BLE001 (the thread has to live on)
-                outputs = broke_off(name, error)
-            self._request_queue.finish(self._slot, requests, outputs)
+                outputs, call = broke_off(name, error), None
+            self._request_queue.finish(self._slot, requests, outputs, call)
         self._model.unload()

@@ -32,6 +32,7 @@ from celery_batch.runtime.runner import Collated, Outcome, Runner
 from celery_batch.streamer.messages import Message, dump, loads, pickled, receive, send, unpickled
 from celery_batch.streamer.model_adapters import Adapter
 from celery_batch.streamer.parent_death import end_with_manager, end_with_parent
+from celery_batch.streamer.timed_run import CallTime, timed_outputs
 
 __all__ = [
     "UNGUARDED",
@@ -42,12 +43,12 @@ __all__ = [
 ]
 
 
-def _pack(outputs: Sequence[Any], broken: str | None) -> Message:
+def _pack(outputs: Sequence[Any], broken: str | None, call: CallTime | None) -> Message:
     """Pickle a batch's outputs; an error takes the place of one that cannot be pickled."""
     if Outcome in set(map(type, outputs)):
         outputs = [_portable(each) for each in outputs]
-    whole = pickled((list(outputs), broken))
-    return whole or dump(([_checked(each) for each in outputs], broken))
+    whole = pickled((list(outputs), broken, call))
+    return whole or dump(([_checked(each) for each in outputs], broken, call))
 
 
 def _portable(output: Any) -> Any:
@@ -126,8 +127,8 @@ def serve(batches: Any, replies: Any, given: Adapter | bytes, plan: Plan) -> Non
 
     Args:
         batches: Where they come from: pickles of items, and of whether they are one request.
-        replies: Where pickles of the outputs go, or of an error if the run broke off, and of
-            why this process should run no more batches, if so.
+        replies: Where pickles of the outputs go, or of an error if the run broke off; of why
+            this process should run no more batches, if so; and of how long calls took.
         given: The model, pickled unless the process is forked.
         plan: Of this process.
     """
@@ -206,19 +207,19 @@ def _load(given: Adapter | bytes, plan: Plan) -> Adapter:
 def _run(runner: Runner, batch: _Batch) -> Message:
     """Run a batch; return the reply, without outputs if the device was broken before."""
     try:
-        outputs = _outputs(runner, batch) if runner.broken is None else ()
-        return _pack(outputs, runner.broken)
+        outputs, call = _outputs(runner, batch) if runner.broken is None else ((), None)
+        return _pack(outputs, runner.broken, call)
     except BaseException as error:  # noqa: BLE001 (the process has to live on)
         broke_off = ModelError(f"the model broke off: {type(error).__name__}: {error}")
         broke_off.add_note(f"In the worker process:\n{traceback.format_exc()}")
-        return dump((broke_off, runner.broken))
+        return dump((broke_off, runner.broken, None))
 
 
-def _outputs(runner: Runner, batch: _Batch) -> Sequence[Any]:
+def _outputs(runner: Runner, batch: _Batch) -> tuple[Sequence[Any], CallTime | None]:
     if isinstance(batch, BaseException):
         raise batch
     items, alone, collated = batch
-    return runner.outputs(items, alone=alone, collated=collated)
+    return timed_outputs(runner, items, alone=alone, collated=collated)
 
 
 def _imported(given: bytes) -> Adapter:

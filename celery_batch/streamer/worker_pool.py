@@ -343,10 +343,10 @@ class _Feeder:
 
     def _settle(self, slot: Slot, requests: Requests, reply: Message) -> None:
         try:
-            outputs, broken = unpickled(reply)
+            outputs, broken, call = unpickled(reply)
         except BaseException as error:  # noqa: BLE001 (the thread has to live on)
-            outputs, broken = broke_off("the model", error), None
+            outputs, broken, call = broke_off("the model", error), None, None
         if broken is not None:
             logger.error("A worker process is replaced, since its device is broken: %s", broken)
             self._request_queue.retire(slot)
-        self._request_queue.finish(slot, requests, outputs)
+        self._request_queue.finish(slot, requests, outputs, call)

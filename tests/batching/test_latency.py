@@ -67,6 +67,17 @@ def test_call_and_row_are_learnt_apart():
     assert pytest.approx(0.072, rel=0.02) == model.expected(64)
 
 
+def test_the_cost_of_a_call_is_told_in_rows():
+    """As soon as it is known, and unless a call takes the same time whatever its size."""
+    flat = LatencyModel()
+    for n in range(200):
+        flat.observe(8 + n % 5 * 8, 0.01)
+
+    assert pytest.approx(8, rel=0.1) == known().call_cost
+    assert inf == LatencyModel().call_cost
+    assert flat.call_cost > 100
+
+
 @pytest.mark.parametrize("ratio", [2.0, 0.5])
 def test_a_new_speed_is_learnt_within_a_few_batches(ratio: float):
     """Three batches in a row that take far longer, or shorter, are no outliers."""

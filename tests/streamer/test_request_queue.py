@@ -203,3 +203,49 @@ def test_requests_cancelled_before_a_suspension_are_not_searched_after_it(monkey
         request_queue.add([Answer([each], request_queue.answer_lock)], 1)
 
     assert 0 == len(scans)
+
+
+def padded_queue(*, warm: bool = True, padded: bool = True, call_cost: float = 4.0) -> RequestQueue:
+    """Return a queue that has seen ten calls, each of which costs so much beside its rows."""
+    policy = BatchPolicy(8, 0.0, max_batch_cost=800.0, padded=padded)
+    request_queue = RequestQueue(policy, AnswerLock())
+    slot = request_queue.slot()
+    for n in range(1, 12):
+        add(request_queue, *[10.0] * (n % 8 + 1))
+        requests = request_queue.take(slot)
+        assert requests is not None
+        cost = 10.0 * len(requests)
+        request_queue.finish(slot, requests, [None] * len(requests), (cost, call_cost + cost))
+        slot.is_warm = warm
+    return request_queue
+
+
+def add(request_queue: RequestQueue, *costs: float) -> None:
+    """Add a request for each cost."""
+    for cost in costs:
+        answer = Answer([cost], request_queue.answer_lock)
+        answer.cost = cost
+        request_queue.add([answer], 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [1, 4]),
+        ({"call_cost": 2000.0}, [5]),
+        ({"warm": False}, [5]),
+        ({"padded": False}, [5]),
+    ],
+    ids=["learnt", "calls are dear", "the first call of each process", "no padding"],
+)
+def test_a_batch_is_cut_where_two_calls_cost_less(options, expected):
+    """As in a worker, once some batches have run."""
+    request_queue = padded_queue(**options)
+    slot, sizes = request_queue.slot(), []
+    add(request_queue, 90.0, 4.0, 4.0, 4.0, 4.0)
+    while sum(sizes) < 5:
+        requests = request_queue.take(slot)
+        sizes.append(len(requests))
+        request_queue.finish(slot, requests, [None] * len(requests))
+
+    assert expected == sizes

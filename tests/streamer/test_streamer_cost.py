@@ -6,7 +6,7 @@ import pytest
 
 from celery_batch.errors import ConfigurationError, InvalidCost
 from celery_batch.streamer import Streamer, ThreadedStreamer
-from tests.services.streamed import Measure, measure
+from tests.services.streamed import Measure, measure, slow_measure
 
 BOTH = pytest.mark.parametrize("kind", [ThreadedStreamer, Streamer], ids=["thread", "process"])
 
@@ -45,6 +45,19 @@ def test_a_request_that_is_larger_than_a_batch_runs_in_several_calls(kind):
     assert [(50, 1), (4, 3), (20, 2)] == [
         (longest, rows) for _, longest, rows in (outputs[0], outputs[1], outputs[2])
     ]
+
+
+@BOTH
+def test_short_items_do_not_wait_for_the_padding_of_a_long_one(kind):
+    """Once it is known how long calls take; the slow model computes its padding."""
+    with kind(slow_measure, 16, 0.02, cost=len, max_batch_cost=800, padded=True) as streamer:
+        for rows in (1, 4, 8, 2, 6, 1, 8, 3, 5, 7, 2, 4):
+            streamer.predict([text(40)] * rows)
+        futures = [streamer.submit([text(length)]) for length in (100, 4, 4, 4, 4)]
+        outputs = [future.result()[0] for future in futures]
+
+    assert (100, 100, 1) == outputs[0]
+    assert {4} == {longest for _, longest, _ in outputs[1:]}
 
 
 def test_costs_are_added_where_nothing_is_padded():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
-
 from celery_batch.batching.latency_model import LatencyModel
 from celery_batch.worker.dispatch.batch_job import BatchJob
 
@@ -48,9 +46,3 @@ class CallTimes:
         if total > 0:
             self.model.observe(total / work.calls, work.seconds / work.calls)
         return True
-
-    @property
-    def call_cost(self) -> float:
-        """What a call costs beside its rows; infinity while it is not known."""
-        model = self.model
-        return model.a / model.b if model.is_known and model.b else inf

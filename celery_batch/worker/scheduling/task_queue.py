@@ -268,7 +268,7 @@ class TaskQueue:
             elif is_padded:
                 self._call_times.observe(job, in_cost=True)
             if is_padded:
-                self.call_cost.value = self._call_times.call_cost
+                self.call_cost.value = self._call_times.model.call_cost
 
     def batch_ended(self, job: BatchJob) -> None:
         """Restart the linger time after a batch of several, whose clients may call again."""
