@@ -90,9 +90,9 @@ class ImageClassifier(Model):
             return None, errors
         # Bytes travel to the device, a quarter of what the numbers would be.
         pixels = torch.stack(good)
-        if self.device != "cpu":
-            pixels = pixels.pin_memory().to(self.device, non_blocking=True)
-        return pixels, errors
+        if self.device.startswith("cuda"):
+            pixels = pixels.pin_memory()
+        return pixels.to(self.device, non_blocking=True), errors
 
     def predict(self, batch: _Batch) -> _Batch:
         """Classify what `collate` returned; return the classes with their probabilities."""

@@ -128,6 +128,19 @@ def test_item_at_fault_fails_alone(worker: Worker, stage: str):
     assert "worker thread" == worker.seen(name)[0][2]
 
 
+def test_requests_that_may_not_run_again_are_uncollated_at_once(worker: Worker):
+    """They were acknowledged before; the item at fault is found by the model's thread."""
+    results = worker.hold("early before")
+    results += worker.send("early", [12, 13, 14, 15], task="early", refuses="uncollate")
+    results += worker.send("early after", [1, 2, 3, 4], task="early")
+    worker.let_go("early before")
+
+    refused = "uncollate refuses 13"
+    assert [2, 2, 24, refused, 28, 30, 2, 4, 6, 8] == answers(results)
+    uncollated = [fact for fact in worker.seen("early") if fact[0] == "uncollate"]
+    assert {"main"} == {where for _, _, where, _ in uncollated}
+
+
 def test_row_of_a_chunk_that_cannot_be_uncollated_fails_alone(worker: Worker):
     """The chunk runs again with nothing beside it, and its other rows have their outputs."""
     results = worker.hold("chunk before")
@@ -190,12 +203,12 @@ def test_soft_limit_strikes_before_the_rows_are_ready(worker: Worker):
     results = worker.hold("limit before")
     results += worker.send("limit running", [7, 7], predict=["slow collate"])
     limited = {"soft_time_limit": 1}
-    results += worker.send("slow", [1, 2], collate=["limit over"], options=limited)
+    results += worker.send("slow", [1, 2], collate=["limit over"], alone=True, options=limited)
     worker.let_go("limit before")
     log = Path(worker.process.log)
     expired = lambda: "Soft time limit (1s) exceeded" in log.read_text()  # noqa: E731
     wait_until(lambda: "" if expired() else "not yet", [worker.process], what="limit", timeout=SOON)
-    go_on(worker.stage.redis, "limit over")
+    go_on(worker.stage.redis, "limit over")  # the signal comes after the line in the log
 
     assert [2, 2, 14, 14, 2, 4] == answers(results)
     ran = [numbers for stage, *_, numbers in worker.seen("slow") if stage == "predict"]

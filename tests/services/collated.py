@@ -21,7 +21,8 @@ class Watched(Model):
     Doubles numbers; each item is a name, what its batch does, and a number.
 
     What the first item of a batch says holds for the batch: by stage, the places that it waits
-    for; ``refuses``, the stage that raises at 13; ``memory``, for how many rows `collate` has it.
+    for; ``refuses``, the stage that raises at 13; ``memory``, for how many rows `collate` has it;
+    ``alone``, that `predict` of several rows takes longer than any limit.
     """
 
     def examples(self) -> Sequence[Any]:
@@ -43,6 +44,8 @@ class Watched(Model):
 
     def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Double the numbers."""
+        if batch["what"].get("alone") and len(batch["numbers"]) > 1:
+            at("waits alone", "never")
         self._see("predict", *batch.values())
         return {**batch, "doubled": [2 * number for number in batch["numbers"]]}
 
@@ -65,3 +68,4 @@ options = {"max_wait": 5.0, "linger": 0.5}
 watched = Watched.as_task(app, name="collated.watched", max_batch_size=2, **options)
 large = Watched.as_task(app, name="collated.large", max_batch_size=4, **options)
 fixed = Watched.as_task(app, name="collated.fixed", batch_sizes=(1, 4), cache_ttl=600, **options)
+early = Watched.as_task(app, name="collated.early", max_batch_size=4, acks_late=False, **options)
