@@ -95,6 +95,9 @@ def test_stages_of_three_batches_run_at_once(worker: Worker):
             ["predict", True, "main", numbers],
             ["uncollate", True, "worker thread", numbers],
         ] == worker.seen(name)
+    (reply,) = worker.client.control.broadcast("batch_stats", reply=True, limit=1, timeout=SOON)
+    ((_, stats),) = reply.items()
+    assert stats["tasks"]["collated.watched"]["collate_seconds"] > 0
 
 
 def test_lone_batch_goes_through_all_stages_in_one_place(worker: Worker):

@@ -19,6 +19,7 @@ def queue_report(queue: TaskQueue) -> dict[str, Any]:
         | _cost_report(queue, policy)
         | _reuse_report(queue)
         | _shape_report(queue, policy)
+        | _collate_report(queue)
         | ({} if queue.target is None else queue.target.report())
         | {
             "max_batch_size": policy.max_batch_size,
@@ -65,3 +66,8 @@ def _shape_report(queue: TaskQueue, policy: BatchPolicy) -> dict[str, Any]:
         return {}
     lengths = {"batch_lengths": [*policy.batch_lengths]} if policy.batch_lengths else {}
     return {"batch_sizes": [*policy.batch_sizes], "padding_rows": queue.padding_rows} | lengths
+
+
+def _collate_report(queue: TaskQueue) -> dict[str, Any]:
+    seconds = queue.usual_collating
+    return {"collate_seconds": round(seconds, 6)} if seconds else {}
