@@ -43,6 +43,7 @@ class ClientMethods(Task):  # type: ignore[misc]
         """Make groups send their batch tasks in one write."""
         super().on_bound(app)
         _client("publish.groups").send_groups_in_bulk()
+        _payloads("results").read_stored_results()
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """
@@ -65,6 +66,9 @@ class ClientMethods(Task):  # type: ignore[misc]
             return super().apply_async(args, kwargs, *more, **options)
         publisher = _client("publish.publisher").Publisher.of(self.app)
         with publisher.limiter().admit(self, options, call=(args, kwargs)):
+            sending = _payloads("sending")
+            if sending.may_be_large(args, kwargs) or "headers" in options:
+                args, kwargs, options = sending.with_stored_values(self, args, kwargs, options)
             result = publisher.send(self, args, kwargs, options)
             if result is None:
                 own = super().apply_async
@@ -263,3 +267,8 @@ def _reporting_lost_backend() -> Iterator[None]:
 @cache
 def _client(name: str) -> Any:
     return import_module(f"celery_batch.client.{name}")
+
+
+@cache
+def _payloads(name: str) -> Any:
+    return import_module(f"celery_batch.payloads.{name}")

@@ -25,6 +25,7 @@ __all__ = [
     "SETTINGS",
     "SHARE_OPTION",
     "TARGET_OPTIONS",
+    "PayloadSettings",
     "Settings",
     "changeable_options",
     "did_you_mean",
@@ -98,6 +99,10 @@ SETTINGS: dict[str, Any] = {
     "batch_lease": 15.0,
     "batch_metrics": None,
     "batch_cache_url": None,
+    "batch_payload_store": None,
+    "batch_payload_threshold": 64 << 10,
+    "batch_payload_expires": 86_400.0,
+    "batch_max_payload_size": 256 << 20,
 }
 
 
@@ -143,6 +148,7 @@ class Settings:
             name = _without_namespace(key, app.conf.prefix)
             if name.startswith("batch_") and name not in SETTINGS:
                 raise ConfigurationError(f"{key}: no such setting{did_you_mean(name, SETTINGS)}")
+        PayloadSettings.of(app)
         for name in ("batch_bulk", "batch_overlap"):
             switch = _setting(app, name)
             _require(isinstance(switch, bool), name, "True or False", switch)
@@ -155,6 +161,46 @@ class Settings:
         url = _setting(app, "batch_cache_url")
         _require(url is None or isinstance(url, str), "batch_cache_url", "the URL of a Redis", url)
         return cls(chosen, timeout, _message_size(app), lease, _queue_name(app), metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadSettings:
+    """
+    Which values travel beside their messages, and where.
+
+    Args:
+        store: A URL; None for the Redis of the results or of the broker; False for none.
+        threshold: Bytes of a value from which on it is stored.
+        expires: Seconds for which a payload outlives the time when its task is due or expires.
+        most: Most bytes of the values of one message.
+        message_size: Most bytes of a message; None for any.
+    """
+
+    store: str | bool | None
+    threshold: int
+    expires: float
+    most: int
+    message_size: int | None
+
+    @classmethod
+    def of(cls, app: Any) -> PayloadSettings:
+        """
+        Read and check the settings of an app.
+
+        Raises:
+            ConfigurationError: One is wrong.
+        """
+        store = _setting(app, "batch_payload_store")
+        expected = "a URL, None for the Redis of the results, or False"
+        is_url = isinstance(store, str) and store
+        _require(store in (None, False) or is_url, "batch_payload_store", expected, store)
+        sizes = []
+        for name in ("batch_payload_threshold", "batch_max_payload_size"):
+            size = _setting(app, name)
+            _require(_is_positive(size), name, "a whole number of bytes above 0", size)
+            sizes.append(size)
+        expires = _seconds(app, "batch_payload_expires")
+        return cls(store, sizes[0], expires, sizes[1], _message_size(app))
 
 
 def isolates_failures(task: Any) -> bool:

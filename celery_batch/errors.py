@@ -25,6 +25,7 @@ __all__ = [
     "InvalidChunk",
     "InvalidCost",
     "InvalidKey",
+    "InvalidPayload",
     "InvalidRow",
     "ItemTooLarge",
     "LoadFailed",
@@ -112,6 +113,10 @@ class ItemTooLarge(BatchError, ValueError):
     """The item costs more than the task's ``max_item_cost``."""
 
     status_code = 413
+
+
+class InvalidPayload(BatchError, ValueError):
+    """Values that were stored beside the message are gone, or are not what was stored."""
 
 
 class InvalidRow(BatchError, ValueError):

@@ -24,7 +24,9 @@ __all__ = [
     "LARGEST_VALUE",
     "LOSSES",
     "NO_WAIT",
+    "PAYLOADS",
     "QUIETLY",
+    "READS_PAYLOADS",
     "REPLY_CHANNEL",
     "REPLY_HEADER",
     "ROWS",
@@ -57,6 +59,13 @@ QUIETLY = "batch_quietly"
 
 #: The message header that names the sending process's reply channel.
 REPLY_HEADER = "batch_reply"
+
+#: The message header with the reference to the values that are stored beside the message; the
+#: same name in a result's meta data for those of the result.
+PAYLOADS = "batch_payloads"
+
+#: The message header of a call whose sender reads values that are stored beside its result.
+READS_PAYLOADS = "batch_reads_payloads"
 
 #: The message header of a call whose start is to be stored and notified.
 TRACK_HEADER = "batch_track_started"

@@ -32,6 +32,7 @@ from celery_batch.errors import ConfigurationError
 from celery_batch.item_cost import check_queue_cost, check_sort_window, item_cost_of
 from celery_batch.item_key import ItemKey, item_key_of
 from celery_batch.pending_answer import RetryItem, RunAgain, pending_answer, retry_options
+from celery_batch.protocol import PAYLOADS
 from celery_batch.rows import CallRows, ChunkCalls, row_count_header, run_calls
 from celery_batch.runtime.item_cost import ItemCost
 from celery_batch.runtime.model import Model
@@ -222,8 +223,11 @@ class BatchTask(ChunkCalls, ClientMethods):
         app.steps["consumer"].add("celery_batch.worker.metrics.health_step:HealthStep")
 
     def _run_item(self, *args: Any, **kwargs: Any) -> Any:
-        rows = self._call_rows(args, kwargs)
         answer = pending_answer.pop(self.request.id)
+        if answer is None and self.request.get(PAYLOADS):  # a worker without our strategy
+            reading = import_module("celery_batch.payloads.reading")
+            args, kwargs = reading.with_values(self.app, self.request, args, kwargs)
+        rows = self._call_rows(args, kwargs)
         if answer is not None:
             outcome = answer(rows)
         else:  # called directly, eagerly or by a worker without our strategy: a batch of one

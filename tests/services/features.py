@@ -109,6 +109,48 @@ def arrays(x):
     return [2 * each for each in x]
 
 
+@app.task(
+    base=BatchTask,
+    name="f.weigh",
+    autoretry_for=(ConnectionError,),
+    default_retry_delay=0,
+    max_retries=3,
+    **COMPANY,
+)
+def weigh(x, word):
+    """Return the sums of arrays; the first time, fail or end the process as a word says."""
+    seen = [each for fact in recall("weigh") for each in fact["items"]]
+    remember("weigh", items=word)
+    if any(each.startswith("die") and each not in seen for each in word):
+        os._exit(9)
+    return [
+        ConnectionError("try again")
+        if each.startswith("retry") and each not in seen
+        else float(array.sum())
+        for array, each in zip(x, word, strict=True)
+    ]
+
+
+@app.task(base=BatchTask, name="f.echo_value", **COMPANY)
+def echo_value(x):
+    """Return every item, and remember nothing."""
+    return x
+
+
+@app.task(base=BatchTask, name="f.echo_tensor", **COMPANY)
+def echo_tensor(x):
+    """Return tensors as tensors."""
+    import torch  # noqa: PLC0415
+
+    return [torch.as_tensor(each) for each in x]
+
+
+@app.task(base=BatchTask, name="f.lengths", **COMPANY)
+def lengths(x):
+    """Return the type and the length of each item."""
+    return [[type(each).__name__, len(each)] for each in x]
+
+
 def _stacked(x):
     import numpy as np  # noqa: PLC0415
 

@@ -26,6 +26,7 @@ from celery_batch.client.publish.send_many import apply_many
 from celery_batch.client.results.listener import is_listening
 from celery_batch.client.results.result import copied
 from celery_batch.client.results.waiting import LoopWaker
+from celery_batch.payloads.sending import may_be_large
 
 __all__ = [
     "LoopCall",
@@ -65,7 +66,7 @@ class SeriesSender:
             TypeError: The arguments do not fit the task.
         """
         own = {name: options[name] for name in _OWN if options.get(name) is not None}
-        if len(own) != len(options):
+        if len(own) != len(options) or may_be_large(args, kwargs):
             return None
         headers = own.get("headers")
         if headers is not None and (type(headers) is not dict or not headers):

@@ -30,7 +30,7 @@ from kombu.utils.json import JSONEncoder, dumps
 
 from celery_batch.client.publish.buffer import PreparedMessage
 from celery_batch.config import max_queue_of
-from celery_batch.protocol import REPLY_HEADER, SENT
+from celery_batch.protocol import READS_PAYLOADS, REPLY_HEADER, SENT
 from celery_batch.serialization.arrays import describe
 from celery_batch.serialization.typed_json import encode_json
 
@@ -399,11 +399,12 @@ def send_probe(task: Any, options: dict[str, Any], probe: Probe, form: Form) -> 
         probe: Keeps the message.
         form: Which parts the message has.
     """
-    headers: dict[str, str | None] = {PLACEHOLDER + "headers": None} if form.headers else {}
+    headers: dict[str, str | bool | None] = {PLACEHOLDER + "headers": None} if form.headers else {}
     if form.sent:
         headers[SENT] = PLACEHOLDER + "sent"
     if form.reply:
         headers[REPLY_HEADER] = PLACEHOLDER + "reply"
+        headers[READS_PAYLOADS] = True
     options = {**options, "headers": headers, "expires": _ANY_EXPIRY if form.expires else None}
     task.app.send_task(
         task.name,

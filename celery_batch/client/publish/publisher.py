@@ -45,7 +45,7 @@ from celery_batch.client.publish.message import (
 from celery_batch.client.publish.transport import Transport
 from celery_batch.client.results.listener import ResultReader, listener_for
 from celery_batch.client_methods import ClientMethods
-from celery_batch.protocol import REPLY_HEADER, SENT
+from celery_batch.protocol import READS_PAYLOADS, REPLY_HEADER, SENT
 from celery_batch.serialization.arrays import describe
 from celery_batch.serialization.typed_json import escape_dicts
 
@@ -193,7 +193,8 @@ class Publisher(PerProcess):
         task_id = options.get("task_id") or new_id()
         options = {**options, "task_id": task_id}
         result = expect_result(task, options, task_id, listener, frozen)
-        options["headers"] = {**headers, REPLY_HEADER: listener.channel}
+        ours = {REPLY_HEADER: listener.channel, READS_PAYLOADS: True}
+        options["headers"] = {**headers, **ours}
         with without_subscription(self._app):
             sent = self._apply(apply, options, bulk)
         result.ignored = sent.ignored

@@ -16,6 +16,7 @@ from celery_batch.client.publish.fast_publish import expect_members
 from celery_batch.client.publish.publisher import Publisher
 from celery_batch.client_methods import ClientMethods
 from celery_batch.errors import BatchError, ConfigurationError
+from celery_batch.payloads.sending import may_be_large
 
 __all__ = [
     "PartlySent",
@@ -76,7 +77,9 @@ def apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[
         for args, kwargs in admitted:  # a generator of rows may send and wait meanwhile
             if series is None or not series.holds():
                 series = Publisher.of(task.app).series(task, options)
-            result = series and series.send(args, kwargs, bulk)
+            result = None
+            if series is not None and not may_be_large(args, kwargs):
+                result = series.send(args, kwargs, bulk)
             if result is None:
                 result = call_in_bulk(
                     bulk, task, partial(task.apply_async, args, kwargs, **options)

@@ -6,6 +6,7 @@ Where no listener receives results, it does all that Celery's own result does.
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
@@ -16,6 +17,7 @@ from typing import Any, Self
 from celery import states
 from celery.app import app_or_default
 from celery.backends.base import Backend
+from celery.backends.redis import RedisBackend
 from celery.result import AsyncResult, EagerResult, assert_will_not_block
 from kombu.exceptions import EncodeError
 from kombu.serialization import registry
@@ -28,6 +30,7 @@ from celery_batch.client.results.listener import ResultReader, start_listener
 from celery_batch.client.results.pending import PendingResult, PendingResults
 from celery_batch.client.results.states import StateIterator
 from celery_batch.client.results.waiting import ThreadWaiter, is_stored_elsewhere, wait_until_ended
+from celery_batch.payloads.results import forget_payload, mentions_payload
 from celery_batch.protocol import BatchInfo
 from celery_batch.serialization.decoding import decode_json
 from celery_batch.serialization.encode_errors import check_output
@@ -206,8 +209,17 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
 
     def forget(self) -> None:
         """Forget the result, here and where it is stored; see Celery."""
+        self.forget_payload()
         self._forget_here()
         super().forget()
+
+    def forget_payload(self) -> None:
+        """Delete what is stored beside the result, if anything is."""
+        value = self._pending.value
+        if value is None and isinstance(self.backend, RedisBackend):
+            value = self.backend.get(self.backend.get_key_for_task(self.id))
+        if value and mentions_payload(value):
+            forget_payload(self.backend, self.backend.decode(value))
 
     def _forget_here(self) -> None:
         self._pending = PendingResult(self._pending.registry, self.id)  # which receives nothing
@@ -307,6 +319,9 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         assert_will_not_block()
         if self._open() is None:
             yield from wait_until_ended(self).__await__()
+            value = self._pending.value
+            if value and mentions_payload(value):  # which takes a thread to read
+                yield from asyncio.get_running_loop().run_in_executor(None, self._open)
         return self.maybe_throw()
 
     def future(self) -> Future[Any]:
@@ -452,6 +467,7 @@ def forget_many(results: Iterable[Any]) -> None:
         try:
             backend = result.backend
             if _is_ours_alone(result, backend):
+                result.forget_payload()
                 keys.setdefault(backend, []).append(backend.get_key_for_task(result.id))
                 result._forget_here()  # noqa: SLF001
             else:

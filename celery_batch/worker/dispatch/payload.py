@@ -14,6 +14,7 @@ from typing import Any
 from kombu.serialization import loads
 
 from celery_batch.batching.cost import CostLimits
+from celery_batch.payloads.values import put_back
 from celery_batch.worker.intake.message_format import check_payload
 
 __all__ = [
@@ -35,6 +36,7 @@ class Delivery:
         content_encoding: Of the body.
         arrived: When it came to this worker, on the monotonic clock; None if unknown.
         is_checked: Whether the body has been decoded before, and is well-formed.
+        stored: In the pool process, the bytes of the values that are stored beside it.
     """
 
     task_id: str
@@ -44,6 +46,7 @@ class Delivery:
     content_encoding: str | None
     arrived: float | None = None
     is_checked: bool = True
+    stored: list[memoryview] | None = None
 
     def decode(self, accept: Any) -> tuple[Any, Any, dict[str, Any]]:
         """
@@ -64,10 +67,13 @@ class Delivery:
 
         Raises:
             Malformed: It has not been checked before, and is something else.
+            InvalidPayload: What is stored beside it does not fit.
         """
         if not self.is_checked:
             check_payload(payload)
         args, kwargs, embed = payload
+        if self.stored is not None:
+            args, kwargs = put_back(args, self.stored), put_back(kwargs, self.stored)
         return args, kwargs, embed or {}
 
 

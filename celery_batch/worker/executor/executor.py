@@ -34,6 +34,7 @@ from kombu.serialization import prepare_accept_content
 
 from celery_batch.batching.batch import Reason
 from celery_batch.compat.celery import encode_results_with, result_reprs
+from celery_batch.payloads.store import StoreError
 from celery_batch.pending_answer import Answer, pending_answer
 from celery_batch.protocol import TRACK_HEADER
 from celery_batch.rows import CallRows
@@ -60,6 +61,7 @@ from celery_batch.worker.executor.fast_trace import (
 )
 from celery_batch.worker.executor.model_call import ModelCall, broken_device
 from celery_batch.worker.executor.row_reuse import reuse_of
+from celery_batch.worker.executor.stored_values import ENDED, read_stored_values
 from celery_batch.worker.executor.time_limit import SoftLimit
 from celery_batch.worker.intake.expiry import Expiries
 from celery_batch.worker.intake.refusals import reason_of
@@ -144,6 +146,8 @@ class _BatchTrace:
         self._accept = prepare_accept_content(task.app.conf.accept_content)
         #: The result of each request for Celery's worker.
         self._results: list[TraceResult | ExceptionInfo | Refused | None] = [None] * len(payload)
+        #: Of the requests whose stored values cannot be had, by index: why.
+        self._unreadable: dict[int, Any] = {}
         #: The rows of the items to run, and the model's outcomes, by the items' indexes.
         self._rows: dict[int, CallRows] = {}
         self._outcomes: dict[int, Outcome] = {}
@@ -170,6 +174,11 @@ class _BatchTrace:
     def _run(self) -> BatchEnd:
         count = len(self._payload)
         sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + _FRAMES_PER_ITEM * count))
+        try:
+            self._read_stored_values()
+        except StoreError as error:
+            logger.warning("Could not read what is stored beside %d messages: %s", count, error)
+            return BatchEnd([None] * count, unanswered=Unanswered.NOT_STARTED)
         explain_encode_errors(self._task.backend)
         encode_results_with(self._task.backend, encode_json)
         try:
@@ -177,6 +186,7 @@ class _BatchTrace:
                 result_reprs(wanted=self._shows_results),
                 buffered_results(self._task) as self._writer,
             ):
+                self._fail_unreadable()
                 self._find_fast_items()
                 self._enter(0)
                 self._store_fast_items()
@@ -199,6 +209,16 @@ class _BatchTrace:
     def _work(self) -> Work:
         return self._call.work if self._call else NO_WORK
 
+    def _read_stored_values(self) -> None:
+        self._unreadable = read_stored_values(self._task, self._payload)
+        self._traced = [index for index in self._traced if index not in self._unreadable]
+
+    def _fail_unreadable(self) -> None:
+        for index, error in self._unreadable.items():
+            is_over = error is ENDED
+            delivery = self._payload[index]
+            self._results[index] = (0, None, 0.0) if is_over else self._fail(delivery, error)
+
     def _find_fast_items(self) -> None:
         """Find the items that need no tracer; the last has one, for the model to run in."""
         if self._writer is None or not can_trace_fast(self._task):
@@ -206,8 +226,8 @@ class _BatchTrace:
         self._fast_trace = FastTrace(
             self._task, self._writer, self._accept, shows_results=self._shows_results
         )
-        for index, delivery in enumerate(self._payload[:-1]):
-            item = self._fast_trace.read(delivery)
+        for index in self._traced[:-1]:
+            item = self._fast_trace.read(self._payload[index])
             if item is not None:
                 self._fast_items[index] = item
                 self._rows[index] = item.row

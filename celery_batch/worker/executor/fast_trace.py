@@ -26,7 +26,7 @@ from kombu.utils.encoding import safe_repr
 
 from celery_batch.compat.celery import current_task, original_run
 from celery_batch.compat.kombu import decodes_json
-from celery_batch.protocol import REPLY_HEADER, ROWS
+from celery_batch.protocol import READS_PAYLOADS, REPLY_HEADER, ROWS
 from celery_batch.serialization.arrays import describe
 from celery_batch.serialization.decoding import decode_json
 from celery_batch.serialization.typed_json import encode_json
@@ -217,7 +217,12 @@ class FastTrace:
         if self._extends:
             meta.update(self._extended(item))
         meta["task_id"] = request["id"]
-        self._writer.add(meta, named_channel(request.get(REPLY_HEADER)), self._encode)
+        self._writer.add(
+            meta,
+            named_channel(request.get(REPLY_HEADER)),
+            self._encode,
+            reads_payloads=bool(request.get(READS_PAYLOADS)),
+        )
 
     def _extended(self, item: FastItem) -> dict[str, Any]:
         request = item.request

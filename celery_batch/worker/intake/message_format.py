@@ -13,7 +13,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from celery_batch.protocol import LOSSES, ROWS
+from celery_batch.payloads.values import PayloadReference
+from celery_batch.protocol import LOSSES, PAYLOADS, ROWS
 from celery_batch.rows import MOST_ROWS
 
 __all__ = [
@@ -285,6 +286,15 @@ def _is_rows(value: Any) -> bool:
     return _is_count(value) and 1 <= value <= MOST_ROWS
 
 
+def _is_reference(value: Any) -> bool:
+    """Return whether a value refers to what is stored beside a message."""
+    try:
+        PayloadReference.from_header(value)
+    except ValueError:
+        return False
+    return True
+
+
 def _is_limit(value: Any) -> bool:
     is_number = isinstance(value, (int, float)) and not _is_flag(value)
     return value is None or (is_number and 0 <= value < math.inf)
@@ -339,6 +349,7 @@ _FIELDS: _Checks = {
     **dict.fromkeys(("lang", "meth", "origin", "argsrepr", "kwargsrepr"), _is_text),
     **dict.fromkeys(("retries", "group_index", "replaced_task_nesting", LOSSES), _is_count),
     ROWS: _is_rows,
+    PAYLOADS: _is_reference,
     "ignore_result": _is_flag,
     "timelimit": are_limits,
     "stamped_headers": _is_list_of_texts,

@@ -19,7 +19,9 @@ from celery_batch.batching.policy import BatchPolicy
 from celery_batch.errors import BatchError
 from celery_batch.interrupts import is_interrupt
 from celery_batch.item_key import ItemKey
-from celery_batch.protocol import LOSSES, ROWS
+from celery_batch.payloads.release import PayloadRelease
+from celery_batch.payloads.values import PayloadReference
+from celery_batch.protocol import LOSSES, PAYLOADS, ROWS
 from celery_batch.runtime.item_cost import ItemCost
 from celery_batch.serialization.decoding import Undecoded, decode_arguments
 from celery_batch.serialization.row_digest import RowDigest
@@ -90,6 +92,9 @@ class BatchRequest(Request):  # type: ignore[misc]
     #: Whether its message was rejected, and may be meant to come again.
     was_rejected = False
 
+    #: The key of what is stored beside its message; None if nothing is, or it is to be kept.
+    payload_key: str | None = None
+
     #: Called before its message is acknowledged or rejected, with a function that does so.
     before_end: Callable[[Callable[[], None]], object] | None = None
 
@@ -112,6 +117,10 @@ class BatchRequest(Request):  # type: ignore[misc]
         rows = self._request_dict.get(ROWS)
         if isinstance(rows, int) and rows > 0:
             self.rows = self.work = rows
+        payload = self._request_dict.get(PAYLOADS)
+        if payload is not None:
+            self.payload_key = PayloadReference.from_header(payload).key(self.id)
+            PayloadRelease.of(self._app).hold(self)
 
     @contextmanager
     def acknowledging_last(self) -> Iterator[None]:
@@ -132,7 +141,17 @@ class BatchRequest(Request):  # type: ignore[misc]
 
     def acknowledge(self) -> None:
         """As Celery's; deferred within `acknowledging_last`."""
-        self._settle(super().acknowledge)
+        self._settle(super().acknowledge if self.payload_key is None else self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        super().acknowledge()
+        if self._task.acks_late or self.is_done:
+            self.release_payload()
+
+    def release_payload(self) -> None:
+        """Have what is stored beside its message deleted: the request has ended."""
+        if self.payload_key is not None and not (self.is_disowned or self.was_rejected):
+            PayloadRelease.of(self._app).release(self)
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 (Celery's signature)
         """As Celery's; deferred within `acknowledging_last`."""

@@ -22,7 +22,8 @@ from celery.worker.state import requests
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.functional import retry_over_time
 
-from celery_batch.protocol import REPLY_CHANNEL, REPLY_HEADER
+from celery_batch.payloads.results import may_be_large, with_stored_result
+from celery_batch.protocol import READS_PAYLOADS, REPLY_CHANNEL, REPLY_HEADER
 from celery_batch.worker.executor.model_call import Facts
 from celery_batch.worker.intake.message_format import is_name
 from celery_batch.worker.redis.result_store import Entry, RedisStore, temporary_errors
@@ -133,15 +134,18 @@ class BulkResultWriter:
             result=result, state=state, traceback=traceback, request=request
         )
         meta["task_id"] = name
+        reads = bool(getattr(request, READS_PAYLOADS, None))
         if not self._thread.collects or getattr(request, "chord", None):
             # Its body may start, and read the result, as soon as this part of the chord is counted.
-            entry = self._entry(meta, channel, self._backend.encode)
+            entry = self._entry(meta, channel, self._backend.encode, reads_payloads=reads)
             self._backend.ensure(self._store.write, ([entry],))
         else:
-            self.add(meta, channel, self._backend.encode)
+            self.add(meta, channel, self._backend.encode, reads_payloads=reads)
         return result
 
-    def add(self, meta: dict[str, Any], channel: str, encode: _Encode) -> None:
+    def add(
+        self, meta: dict[str, Any], channel: str, encode: _Encode, *, reads_payloads: bool = False
+    ) -> None:
         """
         Collect one result, unless the task has succeeded before.
 
@@ -149,11 +153,13 @@ class BulkResultWriter:
             meta: As Celery's backend makes it.
             channel: The reply channel to notify; empty for none.
             encode: The backend's, or an equivalent one.
+            reads_payloads: Whether the caller reads what is stored beside a result.
 
         Raises:
             BackendStoreError: The result is larger than Redis stores.
         """
-        entry, entries = self._entry(meta, channel, encode), self._thread.entries
+        entries = self._thread.entries
+        entry = self._entry(meta, channel, encode, reads_payloads=reads_payloads)
         former = entries.get(entry.key)
         if former is None or former.state != states.SUCCESS:
             entries[entry.key] = entry
@@ -197,8 +203,12 @@ class BulkResultWriter:
         entries, self._thread.entries = self._thread.entries, {}
         return list(entries.values())
 
-    def _entry(self, meta: dict[str, Any], channel: str, encode: _Encode) -> Entry:
+    def _entry(
+        self, meta: dict[str, Any], channel: str, encode: _Encode, *, reads_payloads: bool
+    ) -> Entry:
         backend, task_id, state = self._backend, meta["task_id"], meta["status"]
+        if reads_payloads and state == states.SUCCESS and may_be_large(meta["result"]):
+            meta = with_stored_result(backend, meta)
         value = encode(meta)
         if isinstance(value, str) and len(value) > backend._MAX_STR_VALUE_SIZE:  # noqa: SLF001
             raise BackendStoreError("value too large for Redis", state=state, task_id=task_id)

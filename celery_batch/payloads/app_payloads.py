@@ -1,0 +1,92 @@
+"""Which store an app's payloads lie in, and which values go there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from datetime import UTC, datetime
+from typing import Any, Self
+
+from celery.backends.redis import RedisBackend
+
+from celery_batch.config import PayloadSettings
+from celery_batch.payloads.store import PayloadStore, RedisPayloads, open_store
+
+__all__ = ["SERIALIZERS", "AppPayloads", "seconds_until"]
+
+logger = logging.getLogger(__name__)
+
+#: Serializers that carry stored values.
+SERIALIZERS = ("json", "batch-msgpack", "pickle")
+
+_REDIS = ("redis", "rediss", "sentinel", "redis+socket")
+
+
+class AppPayloads:
+    """
+    The payloads of one app in this process.
+
+    Args:
+        app: The Celery app.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._pid = os.getpid()
+        self.settings = PayloadSettings.of(app)
+        self.store = self._open()
+        self._has_warned = False
+
+    @classmethod
+    def of(cls, app: Any) -> Self:
+        """Return the app's: a fork, and other settings, have one of their own."""
+        known: Self | None = app.__dict__.get("batch_payloads")
+        if known is None or not known._is_current():  # noqa: SLF001 (our own)
+            known = app.__dict__["batch_payloads"] = cls(app)
+        return known
+
+    def _is_current(self) -> bool:
+        return self._pid == os.getpid() and self.settings == PayloadSettings.of(self._app)
+
+    @property
+    def takes_bytes(self) -> bool:
+        """Whether `bytes` are stored, too: only where a store was named."""
+        return bool(self.settings.store)
+
+    def _open(self) -> PayloadStore | None:
+        url = self.settings.store
+        if url is False:
+            return None
+        if isinstance(url, str):
+            return open_store(self._app, url)
+        if isinstance(self._app.backend, RedisBackend):
+            return RedisPayloads(self._app.backend)
+        broker = self._app.conf.broker_write_url or self._app.conf.broker_url or ""
+        if str(broker).startswith(_REDIS):
+            return open_store(self._app, str(broker))
+        return None
+
+    def warn_once(self, text: str, *args: Any) -> None:
+        """Log a warning, the first time."""
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(text, *args)
+
+
+def seconds_until(when: Any) -> float:
+    """
+    Return the seconds until a call is due or expires; 0 if that is over or unknown.
+
+    Args:
+        when: Seconds from now, a `datetime`, or one as a text.
+    """
+    if isinstance(when, str):
+        try:
+            when = datetime.fromisoformat(when)
+        except ValueError:
+            return 0.0
+    if isinstance(when, datetime):
+        until = when if when.tzinfo else when.replace(tzinfo=UTC)
+        return max(until.timestamp() - time.time(), 0.0)
+    return max(float(when), 0.0) if isinstance(when, (int, float)) else 0.0

@@ -1,0 +1,130 @@
+"""Deletes payloads that are not needed any more, and renews those of requests that wait."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import Any, Self
+from weakref import WeakSet
+
+from celery_batch.fork_guard import forks_delayed
+from celery_batch.payloads.app_payloads import AppPayloads, seconds_until
+from celery_batch.payloads.store import DirectoryPayloads, StoreError
+
+__all__ = ["PayloadRelease"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds until a payload is deleted: its message has surely been acknowledged by then.
+_DELAY = 1.0
+
+#: How often payloads are renewed within the time in which they expire.
+_RENEWALS = 3
+
+#: Seconds between two looks for files that have expired.
+_SWEEP = 600.0
+
+#: Keys in one round trip.
+_AT_ONCE = 1000
+
+
+class PayloadRelease:
+    """
+    What a worker's main process does with the payloads of the requests that it holds.
+
+    A thread does it, since a store may be slow; it starts with the first payload.
+
+    Args:
+        app: The Celery app.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._pid = os.getpid()
+        #: Requests whose payloads are needed, as long as they exist.
+        self._held: WeakSet[Any] = WeakSet()
+        self._released: list[str] = []
+        self._lock = threading.Lock()
+        self._wakeup = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        now = time.monotonic()
+        self._renew_at, self._sweep_at = now + self._interval, now
+
+    @classmethod
+    def of(cls, app: Any) -> Self:
+        """Return the app's in this process."""
+        known: Self | None = app.__dict__.get("batch_payload_release")
+        if known is None or known._pid != os.getpid():  # noqa: SLF001 (our own)
+            known = app.__dict__["batch_payload_release"] = cls(app)
+        return known
+
+    @property
+    def _interval(self) -> float:
+        return AppPayloads.of(self._app).settings.expires / _RENEWALS
+
+    def hold(self, request: Any) -> None:
+        """Renew the payload of a request until it is released, or the request is gone."""
+        with self._lock:
+            self._held.add(request)
+            self._start()
+
+    def release(self, request: Any) -> None:
+        """Delete the payload of a request, soon."""
+        key, request.payload_key = request.payload_key, None
+        with self._lock:
+            self._held.discard(request)
+            self._released.append(key)
+        self._wakeup.set()
+
+    def close(self) -> None:
+        """Delete what was released; the worker is shutting down."""
+        thread = self._thread
+        if thread is not None:
+            self._is_closed = True
+            self._wakeup.set()
+            thread.join(_DELAY)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="batch-payloads", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            self._wakeup.wait(self._interval)
+            self._wakeup.clear()
+            if not self._is_closed:
+                time.sleep(_DELAY)
+            try:
+                with forks_delayed():  # it may connect while a process is replaced
+                    self._work()
+            except StoreError as error:
+                logger.warning("Payloads could not be deleted or renewed, and expire: %s", error)
+            except Exception:
+                logger.exception("Payloads could not be deleted or renewed")
+
+    def _work(self) -> None:
+        store = AppPayloads.of(self._app).store
+        if store is None:
+            return
+        with self._lock:
+            released, self._released = self._released, []
+        for first in range(0, len(released), _AT_ONCE):
+            store.delete(released[first : first + _AT_ONCE])
+        now = time.monotonic()
+        if now >= self._renew_at:
+            self._renew_at = now + self._interval
+            store.renew(self._needed())
+        if isinstance(store, DirectoryPayloads) and now >= self._sweep_at:
+            self._sweep_at = now + _SWEEP
+            store.sweep()
+
+    def _needed(self) -> dict[str, float]:
+        """Return the keys of the payloads that are needed, with the seconds until they expire."""
+        expires = AppPayloads.of(self._app).settings.expires
+        with self._lock:
+            held = [(each.payload_key, each.request_dict.get("eta")) for each in self._held]
+        return {key: expires + seconds_until(eta) for key, eta in held if key is not None}

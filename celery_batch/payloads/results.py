@@ -1,0 +1,114 @@
+"""Stores the large parts of a result beside its meta data, and reads them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import states
+
+from celery_batch.compat.celery import read_meta_with
+from celery_batch.errors import InvalidPayload
+from celery_batch.payloads import sending
+from celery_batch.payloads.app_payloads import SERIALIZERS, AppPayloads
+from celery_batch.payloads.store import StoreError
+from celery_batch.payloads.values import PayloadReference, Payloads, put_back, take_out
+from celery_batch.protocol import PAYLOADS
+
+__all__ = ["forget_payload", "may_be_large", "mentions_payload", "read_stored_results", "with_stored_result"]
+
+logger = logging.getLogger(__name__)
+
+#: What of a result's meta data may be large.
+_LARGE = ("result", "args", "kwargs")
+
+#: Seconds for which a payload outlives the result that refers to it.
+_LONGER = 60.0
+
+#: Seconds for which the payload of a result that never expires is kept: a hundred years.
+_FOR_EVER = 3.2e9
+
+
+def may_be_large(output: Any) -> bool:
+    """Return whether an output may have a part that is to be stored; quick for small ones."""
+    return sending.may_be_large((output,), None)
+
+
+def with_stored_result(backend: Any, meta: dict[str, Any]) -> dict[str, Any]:
+    """
+    Store the large parts of a result, for a reader that knows how to read them.
+
+    Args:
+        backend: Celery's, that the result is stored with.
+        meta: Of a task that has succeeded, as the backend makes it.
+
+    Returns:
+        What to store: the same if nothing is large, or the store does not take it.
+    """
+    payloads = AppPayloads.of(backend.app)
+    if payloads.store is None or backend.serializer not in SERIALIZERS:
+        return meta
+    taken, least = Payloads(), payloads.settings.threshold
+    found = {
+        name: take_out(meta[name], least, taken, takes_bytes=payloads.takes_bytes)
+        for name in _LARGE
+        if name in meta
+    }
+    if not len(taken):
+        return meta
+    data, reference = taken.data, taken.reference()
+    seconds = backend.expires + _LONGER if backend.expires else _FOR_EVER
+    try:
+        payloads.store.put(reference.key(meta["task_id"]), data, seconds)
+    except StoreError as error:
+        payloads.warn_once("The payload store refuses results, which are stored whole: %s", error)
+        return meta
+    return {**meta, **found, PAYLOADS: list(reference)}
+
+
+def mentions_payload(value: bytes) -> bool:
+    """Return whether an encoded result may refer to a payload."""
+    return PAYLOADS.encode() in value
+
+
+def read_stored_results() -> None:
+    """Have every result backend of this process read what is stored beside results."""
+    read_meta_with(_restored)
+
+
+def _restored(backend: Any, meta: Any) -> Any:
+    """Return a result's decoded meta data with its stored parts in their places."""
+    header = meta.pop(PAYLOADS, None) if isinstance(meta, dict) else None
+    if header is None:
+        return meta
+    try:
+        reference = PayloadReference.from_header(header)
+        parts = reference.split(_read(backend.app, reference, meta))
+        for name in _LARGE:
+            if name in meta:
+                meta[name] = put_back(meta[name], parts)
+    except (ValueError, StoreError) as error:
+        text = f"the task has succeeded, and its result cannot be read: {error}"
+        return {**meta, "status": states.FAILURE, "result": InvalidPayload(text)}
+    return meta
+
+
+def _read(app: Any, reference: PayloadReference, meta: Any) -> bytes | None:
+    payloads = AppPayloads.of(app)
+    if payloads.store is None:
+        raise InvalidPayload("this process has no payload store: set batch_payload_store")
+    if reference.total > payloads.settings.most:
+        raise InvalidPayload(f"it has {reference.total} bytes, more than batch_max_payload_size")
+    (data,) = payloads.store.get([reference.key(str(meta["task_id"]))], [reference.total])
+    return data
+
+
+def forget_payload(backend: Any, meta: Any) -> None:
+    """Delete what is stored beside a result, whose meta data are as decoded."""
+    try:
+        reference = PayloadReference.from_header(meta[PAYLOADS])
+        store = AppPayloads.of(backend.app).store
+        if store is not None:
+            store.delete([reference.key(str(meta["task_id"]))])
+    except (KeyError, TypeError, ValueError, StoreError) as error:
+        logger.debug("A payload could not be deleted, and expires: %s", error)

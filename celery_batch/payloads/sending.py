@@ -1,0 +1,191 @@
+"""Stores the large arguments of a call beside its message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import uuid4
+
+from kombu.exceptions import OperationalError
+from kombu.serialization import registry
+from kombu.utils.functional import retry_over_time
+
+from celery_batch.errors import MessageTooLarge
+from celery_batch.payloads.app_payloads import SERIALIZERS, AppPayloads, seconds_until
+from celery_batch.payloads.store import StoreError, StoreRefused
+from celery_batch.payloads.values import JSON, Payloads, take_out
+from celery_batch.protocol import PAYLOADS
+from celery_batch.serialization.stored_value import StoredValue
+from celery_batch.serialization.typed_json import encode_json
+
+__all__ = ["may_be_large", "with_stored_values"]
+
+#: Types of arguments that are never stored, whatever their value; texts only if they are long.
+_SMALL = frozenset((int, float, bool, type(None)))
+
+#: Characters of a text, or values of a list, from which on its size is looked at.
+_LONG = 1 << 12
+
+#: Bytes that one value of a list takes in a message, at least.
+_SHORTEST = 3
+
+_WITH_HEADERS = 2
+
+#: What `retry_over_time` takes of Celery's policies.
+_POLICY = ("max_retries", "interval_start", "interval_step", "interval_max")
+
+
+def may_be_large(args: Any, kwargs: Any) -> bool:
+    """Return whether arguments may have a part that is to be stored; quick for small ones."""
+    return not (all(map(_is_small, args or ())) and all(map(_is_small, (kwargs or {}).values())))
+
+
+def _is_small(value: Any) -> bool:
+    kind = type(value)
+    if kind in _SMALL:
+        return True
+    if kind is str:
+        return len(value) < _LONG
+    return kind is list and len(value) < _LONG and _SMALL.issuperset(map(type, value))
+
+
+def with_stored_values(
+    task: Any, args: Any, kwargs: Any, options: dict[str, Any]
+) -> tuple[Any, Any, dict[str, Any]]:
+    """
+    Store the large arguments of a call that is about to be sent.
+
+    Args:
+        task: The task that is called.
+        args: Positional arguments, or None.
+        kwargs: Keyword arguments, or None.
+        options: As `apply_async` takes them.
+
+    Returns:
+        What to send: all three unchanged if nothing is large.
+
+    Raises:
+        MessageTooLarge: They are larger than ``batch_max_payload_size``.
+        OperationalError: The store cannot be reached, or has no room.
+    """
+    headers = options.get("headers")
+    if isinstance(headers, dict) and PAYLOADS in headers:  # of the try before
+        headers = {name: each for name, each in headers.items() if name != PAYLOADS}
+        options = {**options, "headers": headers or None}
+    if not may_be_large(args, kwargs) or not _carries(task, options):
+        return args, kwargs, options
+    payloads = AppPayloads.of(task.app)
+    if payloads.store is None:
+        return args, kwargs, options
+    taken = Payloads()
+    found_args, found_kwargs = _take_out(payloads, args, kwargs, taken)
+    if not len(taken):
+        return args, kwargs, options
+    data, reference = taken.data, taken.reference()
+    if reference.total > payloads.settings.most:
+        raise MessageTooLarge(
+            f"{task.name}: the arguments have {reference.total} bytes, more than"
+            f" batch_max_payload_size"
+        )
+    task_id = options.get("task_id") or str(uuid4())
+    seconds = payloads.settings.expires + _seconds_until_due(task, options)
+    try:
+        _put(task.app, payloads.store, reference.key(task_id), data, seconds)
+    except StoreRefused as error:
+        payloads.warn_once(
+            "The payload store refuses values, which travel in their messages: %s", error
+        )
+        return args, kwargs, options
+    headers = {**(options.get("headers") or {}), PAYLOADS: list(reference)}
+    return found_args, found_kwargs, {**options, "task_id": task_id, "headers": headers}
+
+
+def _carries(task: Any, options: Mapping[str, Any]) -> bool:
+    """Return whether a call's message can have stored values."""
+    conf = task.app.conf
+    serializer = options.get("serializer") or task.serializer or conf.task_serializer
+    return (
+        serializer in SERIALIZERS
+        and serializer in registry._encoders  # noqa: SLF001 (else kombu raises its own error)
+        and conf.task_protocol == _WITH_HEADERS
+        and not conf.task_always_eager
+    )
+
+
+def _take_out(payloads: AppPayloads, args: Any, kwargs: Any, taken: Payloads) -> tuple[Any, Any]:
+    settings, takes_bytes = payloads.settings, payloads.takes_bytes
+    args = take_out(args, settings.threshold, taken, takes_bytes=takes_bytes)
+    kwargs = take_out(kwargs, settings.threshold, taken, takes_bytes=takes_bytes)
+    if settings.message_size is None:
+        return args, kwargs
+    if _least_size(args) + _least_size(kwargs) > settings.message_size // 4:
+        args, kwargs = _take_out_texts(settings, args, kwargs, taken)
+    return args, kwargs
+
+
+def _least_size(value: Any) -> int:
+    """Return about the bytes of a value in a message, and hardly more."""
+    kind = type(value)
+    if kind is str or kind is bytes:
+        return len(value)
+    if kind is list or kind is tuple:
+        if _SMALL.issuperset(map(type, value)):
+            return len(value) * _SHORTEST
+        return sum(map(_least_size, value))
+    if kind is dict:
+        return sum(len(key) if type(key) is str else 0 for key in value) + sum(
+            map(_least_size, value.values())
+        )
+    return getattr(value, "nbytes", 0) if kind is not StoredValue else 0
+
+
+def _take_out_texts(settings: Any, args: Any, kwargs: Any, taken: Payloads) -> tuple[Any, Any]:
+    """Store whole arguments, as JSON, if the message would be too large with them."""
+    encoded: dict[Any, bytes] = {}
+    places = [*enumerate(args or ()), *(kwargs or {}).items()]
+    for place, value in places:
+        if not _is_small(value) and type(value) is not StoredValue:
+            try:
+                encoded[place] = encode_json(value).encode()
+            except (TypeError, ValueError, RecursionError):  # which is raised as it is sent
+                return args, kwargs
+    # In a message on Redis each three bytes are four.
+    if sum(map(len, encoded.values())) * 4 // 3 < settings.message_size - _LONG:
+        return args, kwargs
+    stored = {
+        place: StoredValue(taken.add(data), JSON)
+        for place, data in encoded.items()
+        if len(data) >= settings.threshold and not taken.is_full
+    }
+    args = [stored.get(place, value) for place, value in enumerate(args or ())]
+    kwargs = {name: stored.get(name, value) for name, value in (kwargs or {}).items()}
+    return args, kwargs
+
+
+def _put(app: Any, store: Any, key: str, data: Any, seconds: float) -> None:
+    policy = {
+        name: value
+        for name, value in (app.conf.task_publish_retry_policy or {}).items()
+        if name in _POLICY
+    }
+    refused: list[StoreRefused] = []
+
+    def put() -> None:
+        try:
+            store.put(key, data, seconds)
+        except StoreRefused as error:  # trying again does not help
+            refused.append(error)
+
+    try:
+        retry_over_time(put, StoreError, **policy)
+    except StoreError as error:
+        raise OperationalError(f"The payload store cannot be reached: {error}") from error
+    if refused:
+        raise refused[0]
+
+
+def _seconds_until_due(task: Any, options: Mapping[str, Any]) -> float:
+    """Return for how long a call may wait before it runs, as far as it says so."""
+    expires = options.get("expires", task.expires)
+    found = [options.get("countdown"), options.get("eta"), expires]
+    return max(map(seconds_until, found))

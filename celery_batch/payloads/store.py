@@ -1,0 +1,357 @@
+"""Where the large values of messages and results lie: a Redis, a directory or an object store."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+from uuid import uuid4
+
+from celery.app.backends import by_url
+from celery.backends.redis import RedisBackend
+from redis.exceptions import NoPermissionError, RedisError
+
+from celery_batch.errors import ConfigurationError
+
+__all__ = [
+    "DirectoryPayloads",
+    "ObjectPayloads",
+    "PayloadStore",
+    "RedisPayloads",
+    "StoreError",
+    "StoreRefused",
+    "open_store",
+]
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "celery-batch-payload-"
+
+#: Bytes that one round trip reads at most, unless a single payload is larger.
+_MOST_BYTES = 64 << 20
+
+#: Characters of a file's name.
+_LONGEST_NAME = 255
+
+#: Seconds after which a file that is being written belongs to a process that has died.
+_ABANDONED = 3600.0
+
+
+class StoreError(Exception):
+    """The store cannot be reached, or has no room."""
+
+
+class StoreRefused(StoreError):
+    """The store does not let this process do what it has to."""
+
+
+class PayloadStore(ABC):
+    """Keeps payloads by key until they expire."""
+
+    @abstractmethod
+    def put(self, key: str, data: Any, seconds: float) -> None:
+        """
+        Store a payload.
+
+        Args:
+            key: Its key.
+            data: Its bytes.
+            seconds: Until it expires.
+
+        Raises:
+            StoreRefused: That is not allowed.
+            StoreError: It is not stored.
+        """
+
+    @abstractmethod
+    def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
+        """
+        Return payloads; None for each that is not there.
+
+        Args:
+            keys: Their keys.
+            sizes: How many bytes each should have; no more than one byte more is read of any.
+
+        Raises:
+            StoreError: They cannot be read.
+        """
+
+    @abstractmethod
+    def delete(self, keys: Iterable[str]) -> None:
+        """
+        Delete payloads.
+
+        Raises:
+            StoreError: Some are not deleted.
+        """
+
+    @abstractmethod
+    def renew(self, seconds: Mapping[str, float]) -> None:
+        """
+        Let payloads expire later.
+
+        Args:
+            seconds: From now, by key.
+
+        Raises:
+            StoreError: Some are not renewed.
+        """
+
+
+class RedisPayloads(PayloadStore):
+    """
+    Payloads in a Redis.
+
+    Args:
+        backend: Celery's Redis backend of that server.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._prefix = backend._transport_options.get("global_keyprefix", "") + PREFIX  # noqa: SLF001
+
+    @property
+    def _client(self) -> Any:
+        return self._backend.client
+
+    def put(self, key: str, data: Any, seconds: float) -> None:
+        """Store a payload; see `PayloadStore.put`."""
+        try:
+            self._client.set(self._prefix + key, memoryview(data), px=round(seconds * 1000))
+        except NoPermissionError as error:
+            raise StoreRefused(str(error)) from error
+        except (RedisError, OSError) as error:
+            raise StoreError(str(error)) from error
+
+    def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
+        """Return payloads; see `PayloadStore.get`."""
+        found: list[bytes | None] = []
+        try:
+            for first, last in _pieces(sizes):
+                pipeline = self._client.pipeline(transaction=False)
+                for key, size in zip(keys[first:last], sizes[first:last], strict=True):
+                    pipeline.getrange(self._prefix + key, 0, size)
+                found += [data or None for data in pipeline.execute()]
+        except (RedisError, OSError) as error:
+            raise StoreError(str(error)) from error
+        return found
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete payloads; see `PayloadStore.delete`."""
+        self._run(("UNLINK", self._prefix + key) for key in keys)
+
+    def renew(self, seconds: Mapping[str, float]) -> None:
+        """Let payloads expire later; see `PayloadStore.renew`."""
+        self._run(
+            ("PEXPIRE", self._prefix + key, round(each * 1000)) for key, each in seconds.items()
+        )
+
+    def _run(self, commands: Iterable[tuple[Any, ...]]) -> None:
+        pipeline = self._client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        try:
+            pipeline.execute()
+        except (RedisError, OSError) as error:
+            raise StoreError(str(error)) from error
+
+
+def _pieces(sizes: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """Yield where the pieces of one round trip begin and end."""
+    first = total = 0
+    for at, size in enumerate(sizes):
+        if at > first and total + size > _MOST_BYTES:
+            yield first, at
+            first, total = at, 0
+        total += size
+    if sizes:
+        yield first, len(sizes)
+
+
+class DirectoryPayloads(PayloadStore):
+    """
+    Payloads in the files of a directory that all processes share.
+
+    A file's time of modification says when it expires.
+
+    Args:
+        path: The directory, which is made when it is needed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def put(self, key: str, data: Any, seconds: float) -> None:
+        """Store a payload; see `PayloadStore.put`."""
+        final = self._file(key)
+        written = final.with_name(f".{uuid4().hex}")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            written.write_bytes(data)
+            _expire(written, seconds)
+            written.replace(final)
+        except OSError as error:
+            with suppress(OSError):
+                written.unlink(missing_ok=True)
+            kind = StoreRefused if isinstance(error, PermissionError) else StoreError
+            raise kind(str(error)) from error
+
+    def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
+        """Return payloads; see `PayloadStore.get`."""
+        try:
+            return [
+                self._read(self._file(key), size) for key, size in zip(keys, sizes, strict=True)
+            ]
+        except OSError as error:
+            raise StoreError(str(error)) from error
+
+    def _read(self, path: Path, size: int) -> bytes | None:
+        try:
+            with path.open("rb") as file:
+                has_expired = os.fstat(file.fileno()).st_mtime < time.time()
+                return None if has_expired else file.read(size + 1)
+        except FileNotFoundError:
+            return None
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete payloads; see `PayloadStore.delete`."""
+        try:
+            for key in keys:
+                self._file(key).unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(str(error)) from error
+
+    def renew(self, seconds: Mapping[str, float]) -> None:
+        """Let payloads expire later; see `PayloadStore.renew`."""
+        try:
+            for key, each in seconds.items():
+                with suppress(FileNotFoundError):
+                    _expire(self._file(key), each)
+        except OSError as error:
+            raise StoreError(str(error)) from error
+
+    def expired(self) -> list[Path]:
+        """Return the files whose payloads have expired, or that were never finished."""
+        now = time.time()
+        found = []
+        with suppress(FileNotFoundError):
+            for entry in os.scandir(self.path):
+                with suppress(FileNotFoundError):
+                    until = entry.stat().st_mtime
+                    until += _ABANDONED if entry.name.startswith(".") else 0.0
+                    is_ours = entry.name.startswith((PREFIX, "."))
+                    if is_ours and entry.is_file() and until < now:
+                        found.append(Path(entry.path))
+        return found
+
+    def sweep(self) -> int:
+        """
+        Delete what has expired, and return how many files that were.
+
+        Raises:
+            StoreError: It cannot be deleted.
+        """
+        try:
+            found = self.expired()
+            for path in found:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(str(error)) from error
+        return len(found)
+
+    def _file(self, key: str) -> Path:
+        name = PREFIX + quote(key, safe="")
+        if len(name) > _LONGEST_NAME:
+            raise StoreError(f"a task's id is too long for the name of a file: {key[:60]}...")
+        return self.path / name
+
+
+def _expire(path: Path, seconds: float) -> None:
+    until = time.time() + seconds
+    os.utime(path, (until, until))
+
+
+class ObjectPayloads(PayloadStore):
+    """
+    Payloads in an object store, through fsspec; they expire by the rules of the bucket.
+
+    Args:
+        url: Of the folder, such as ``s3://bucket/payloads``.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._fs, self._root = import_module("fsspec.core").url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise ConfigurationError(f"batch_payload_store: {error}") from error
+
+    def put(self, key: str, data: Any, seconds: float) -> None:  # noqa: ARG002 (the bucket's rules)
+        """Store a payload; see `PayloadStore.put`."""
+        try:
+            self._fs.makedirs(self._root, exist_ok=True)
+            self._fs.pipe_file(self._path(key), bytes(data))
+        except Exception as error:
+            kind = StoreRefused if isinstance(error, PermissionError) else StoreError
+            raise kind(str(error)) from error
+
+    def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
+        """Return payloads; see `PayloadStore.get`."""
+        return [self._read(key, size) for key, size in zip(keys, sizes, strict=True)]
+
+    def _read(self, key: str, size: int) -> bytes | None:
+        try:
+            return bytes(self._fs.cat_file(self._path(key), start=0, end=size + 1))
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise StoreError(str(error)) from error
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete payloads; see `PayloadStore.delete`."""
+        for key in keys:
+            try:
+                self._fs.rm_file(self._path(key))
+            except FileNotFoundError:
+                continue
+            except Exception as error:
+                raise StoreError(str(error)) from error
+
+    def renew(self, seconds: Mapping[str, float]) -> None:
+        """Do nothing: when objects expire is said by the rules of the bucket."""
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{PREFIX}{quote(key, safe='')}"
+
+
+def open_store(app: Any, url: str) -> PayloadStore:
+    """
+    Return the store at a URL.
+
+    Args:
+        app: The Celery app.
+        url: Of a Redis as Celery's result backend takes it, ``file:///a/directory``, or what
+            fsspec knows.
+
+    Raises:
+        ConfigurationError: There is no such store.
+    """
+    scheme = urlsplit(url).scheme
+    if scheme == "file":
+        return DirectoryPayloads(Path(unquote(urlsplit(url).path)))
+    if scheme.startswith(("redis", "sentinel")):
+        kind, url = by_url(url, app.loader)
+        if issubclass(kind, RedisBackend):
+            return RedisPayloads(kind(app=app, url=url))
+    if not scheme:
+        raise ConfigurationError(
+            f"batch_payload_store: must be a URL such as redis://localhost:6379/1 or"
+            f" file:///var/payloads, got {url!r}"
+        )
+    return ObjectPayloads(url)

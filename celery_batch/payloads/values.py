@@ -1,0 +1,232 @@
+"""
+Large values that travel beside a message, in a store of their own.
+
+The body of the message holds a `StoredValue` in the place of each; a header holds a
+`PayloadReference` to their bytes, which lie in the store one behind the other.
+
+Rule 1: a reference names no key.  The key is made of the task's id, so that no message leads to
+        the payload of another task.
+Rule 2: what a header says may come from anyone: it is checked, and so are the bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, Self
+from uuid import uuid4
+
+from celery_batch.errors import InvalidPayload
+from celery_batch.serialization.arrays import array_parts, encoded_array, is_array
+from celery_batch.serialization.decoding import decode_json
+from celery_batch.serialization.stored_value import StoredValue
+
+__all__ = ["PayloadReference", "Payloads", "put_back", "take_out"]
+
+#: The elements of no dtype need more.
+_ALIGNMENT = 16
+
+#: Most values of one message.
+_MOST_VALUES = 1000
+
+_NONCE = re.compile("[0-9a-f]{16}")
+
+#: Types without other values in them, which are never stored.
+_SMALL = frozenset((int, float, bool, type(None), str))
+
+BYTES, JSON = "bytes", "json"
+
+
+class PayloadReference(NamedTuple):
+    """
+    What a header says of the values that are stored beside a message.
+
+    Args:
+        nonce: Distinguishes the payloads of the tries of a task.
+        sizes: Of each value, in bytes.
+        checksum: CRC-32 of all the bytes.
+    """
+
+    nonce: str
+    sizes: list[int]
+    checksum: int
+
+    @classmethod
+    def from_header(cls, header: Any) -> Self:
+        """
+        Return the reference in a header.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        try:
+            nonce, sizes, checksum = header
+        except (TypeError, ValueError):
+            raise ValueError("a payload has a nonce, sizes and a checksum") from None
+        if not (type(nonce) is str and _NONCE.fullmatch(nonce) and type(checksum) is int):
+            raise ValueError("a payload has a nonce of 16 hexadecimal digits, and a checksum")
+        is_list = isinstance(sizes, list) and 0 < len(sizes) <= _MOST_VALUES
+        if not (is_list and all(type(size) is int and size >= 0 for size in sizes)):
+            raise ValueError(f"a payload has from 1 to {_MOST_VALUES} sizes")
+        return cls(nonce, sizes, checksum)
+
+    @property
+    def total(self) -> int:
+        """The bytes of all values, as they are stored."""
+        return sum(map(_aligned, self.sizes[:-1])) + self.sizes[-1]
+
+    def key(self, task_id: str) -> str:
+        """Return the name of the payload in its store."""
+        return f"{task_id}-{self.nonce}"
+
+    def split(self, data: bytes | memoryview | None) -> list[memoryview]:
+        """
+        Return the bytes of each value.
+
+        Args:
+            data: As the store has it; None if it has none.
+
+        Raises:
+            InvalidPayload: They are missing, or not those that were stored.
+        """
+        if data is None:
+            raise InvalidPayload(
+                "the values that were stored beside the message are gone: they have expired, or"
+                " the store has evicted them; raise batch_payload_expires, and let a Redis that"
+                " keeps payloads evict none"
+            )
+        if len(data) != self.total or zlib.crc32(data) != self.checksum:
+            raise InvalidPayload(
+                f"the values that were stored beside the message were changed:"
+                f" {len(data)} bytes, {self.total} expected"
+            )
+        view = memoryview(data)
+        starts = accumulate(map(_aligned, self.sizes), initial=0)
+        return [view[start : start + size] for start, size in zip(starts, self.sizes, strict=False)]
+
+
+class Payloads:
+    """The bytes of the values that were taken out of one message."""
+
+    def __init__(self) -> None:
+        self._buffers: list[Any] = []
+        self._sizes: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no more values."""
+        return len(self) == _MOST_VALUES
+
+    def add(self, data: Any) -> int:
+        """Add the bytes of a value, and return its index."""
+        if self._sizes and (padding := _aligned(self._sizes[-1]) - self._sizes[-1]):
+            self._buffers.append(bytes(padding))
+        self._sizes.append(len(data))
+        self._buffers.append(data)
+        return len(self) - 1
+
+    @property
+    def data(self) -> Any:
+        """All bytes; of one value they are not copied."""
+        return self._buffers[0] if len(self._buffers) == 1 else b"".join(self._buffers)
+
+    def reference(self) -> PayloadReference:
+        """Return a new reference to them."""
+        checksum = 0
+        for buffer in self._buffers:
+            checksum = zlib.crc32(buffer, checksum)
+        return PayloadReference(uuid4().hex[:16], self._sizes, checksum)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def take_out(value: Any, least: int, payloads: Payloads, *, takes_bytes: bool) -> Any:
+    """
+    Return a value with its large parts replaced by stored values.
+
+    Args:
+        value: Arguments, or an output.
+        least: Bytes of an array that is taken out.
+        payloads: Is given their bytes.
+        takes_bytes: Whether `bytes` of this size are taken out, too.
+
+    Returns:
+        The same object if nothing was taken out.
+    """
+    kind = type(value)
+    if kind in _SMALL:
+        return value
+    if kind is list or kind is tuple:
+        if _SMALL.issuperset(map(type, value)):
+            return value
+        found = [take_out(each, least, payloads, takes_bytes=takes_bytes) for each in value]
+        is_same = all(new is old for new, old in zip(found, value, strict=True))
+        return value if is_same else kind(found)
+    if kind is dict:
+        values = {
+            key: take_out(each, least, payloads, takes_bytes=takes_bytes)
+            for key, each in value.items()
+        }
+        return value if all(each is value[key] for key, each in values.items()) else values
+    if kind is bytes:
+        is_taken = takes_bytes and len(value) >= least and not payloads.is_full
+        return StoredValue(payloads.add(value), BYTES) if is_taken else value
+    return _without_array(value, least, payloads) if is_array(value) else value
+
+
+def _without_array(value: Any, least: int, payloads: Payloads) -> Any:
+    if value.nbytes < least or payloads.is_full:
+        return value
+    try:
+        kind, dtype, shape, data = array_parts(value)
+    except TypeError:  # it cannot be encoded, which the encoder says
+        return value
+    return StoredValue(payloads.add(data), kind, dtype, shape)
+
+
+def put_back(value: Any, parts: Sequence[memoryview]) -> Any:
+    """
+    Return a value with its stored parts in their places.
+
+    Args:
+        value: Decoded, and owned by the caller: its lists and dicts are changed.
+        parts: The bytes of each stored part.
+
+    Raises:
+        InvalidPayload: A stored value is not what the parts are.
+    """
+    kind = type(value)
+    if kind is StoredValue:
+        return _restored(value, parts)
+    if kind is tuple:
+        return tuple(put_back(each, parts) for each in value)
+    places: Any = ()
+    if kind is dict:
+        places = list(value.items())
+    elif kind is list and not _SMALL.issuperset(map(type, value)):
+        places = enumerate(value)
+    for place, each in places:
+        if type(each) not in _SMALL:
+            value[place] = put_back(each, parts)
+    return value
+
+
+def _restored(value: StoredValue, parts: Sequence[memoryview]) -> Any:
+    if value.index >= len(parts):
+        raise InvalidPayload(f"there is no stored value {value.index}")
+    data = parts[value.index]
+    try:
+        if value.kind == BYTES:
+            return bytes(data)
+        if value.kind == JSON:
+            return decode_json(str(data, "utf-8"))
+        return encoded_array(value.kind, value.dtype, value.shape, data).decode()
+    except (ValueError, RecursionError) as error:
+        raise InvalidPayload(f"a stored value cannot be decoded: {error}") from error

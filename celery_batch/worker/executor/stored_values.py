@@ -1,0 +1,97 @@
+"""Reads what is stored beside the messages of a batch, in the pool process."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+from celery import states
+from kombu.utils.functional import retry_over_time
+
+from celery_batch.errors import InvalidPayload, MessageTooLarge
+from celery_batch.payloads.app_payloads import AppPayloads
+from celery_batch.payloads.store import StoreError
+from celery_batch.payloads.values import PayloadReference
+from celery_batch.protocol import PAYLOADS
+from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
+
+__all__ = ["ENDED", "read_stored_values"]
+
+logger = logging.getLogger(__name__)
+
+#: In place of an error: the request has ended before, and its message came once more.
+ENDED = object()
+
+
+def read_stored_values(task: Any, payload: BatchPayload) -> dict[int, Any]:
+    """
+    Read the stored values of a batch in one round trip, and give them to its deliveries.
+
+    Args:
+        task: The batch task.
+        payload: Its deliveries are replaced.
+
+    Returns:
+        By index, the error of each request whose values cannot be had, or `ENDED`.
+
+    Raises:
+        StoreError: The store cannot be reached.
+    """
+    found: dict[int, Any] = {}
+    references = {}
+    payloads = None
+    for index, delivery in enumerate(payload):
+        header = delivery.request.get(PAYLOADS)
+        if header is not None:
+            payloads = payloads or AppPayloads.of(task.app)
+            reference = PayloadReference.from_header(header)
+            error = _why_not(payloads, reference)
+            if error is None:
+                references[index] = reference
+            else:
+                found[index] = error
+    if not references or payloads is None:
+        return found
+    values = _read(task, payloads.store, payload, references)
+    for (index, reference), data in zip(references.items(), values, strict=True):
+        try:
+            payload[index] = replace(payload[index], stored=reference.split(data))
+        except InvalidPayload as error:
+            found[index] = ENDED if data is None and _has_ended(task, payload[index]) else error
+    return found
+
+
+def _why_not(payloads: AppPayloads, reference: PayloadReference) -> Exception | None:
+    if payloads.store is None:
+        return InvalidPayload(
+            "values are stored beside the message, and this worker has no store: set"
+            " batch_payload_store as where the call was made"
+        )
+    if reference.total > payloads.settings.most:
+        return MessageTooLarge(
+            f"the values that are stored beside the message have {reference.total} bytes, more"
+            f" than batch_max_payload_size"
+        )
+    return None
+
+
+def _read(
+    task: Any, store: Any, payload: BatchPayload, references: dict[int, PayloadReference]
+) -> list[bytes | None]:
+    keys = [each.key(payload[index].task_id) for index, each in references.items()]
+    sizes = [each.total for each in references.values()]
+    values: list[bytes | None] = retry_over_time(
+        store.get, StoreError, (keys, sizes), **task.backend.retry_policy
+    )
+    return values
+
+
+def _has_ended(task: Any, delivery: Delivery) -> bool:
+    """Return whether the end of a request is stored, so that its values may be gone."""
+    try:
+        meta = task.backend.get_task_meta(delivery.task_id)
+    except Exception as error:  # noqa: BLE001 (then it fails, for what that is worth)
+        logger.warning("Could not look up %s: %s", delivery.task_id, error)
+        return False
+    return meta["status"] in states.READY_STATES

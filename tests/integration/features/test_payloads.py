@@ -1,0 +1,229 @@
+"""Large values travel beside their messages, and what is stored for them goes away again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from celery import chain, chord, group
+
+from celery_batch.errors import InvalidPayload
+from tests.services.place import SOON, Place, eventually
+
+POOLS = pytest.mark.pools("prefork", "solo", "threads")
+
+#: More than are sent within a message.
+SHAPE = (3, 120, 120)
+
+
+def large(seed: int, dtype: Any = "f4") -> np.ndarray:
+    """Return an array that travels beside its message."""
+    return np.random.default_rng(seed).random(SHAPE).astype(dtype)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stored(place: Place) -> Iterator[None]:
+    """Begin each test without payloads."""
+    client = place.app.backend.client
+    for key in stored(place):
+        client.delete(key)
+    yield
+
+
+def stored(place: Place, task_id: str = "") -> list[bytes]:
+    """Return the keys of payloads."""
+    return list(place.app.backend.client.scan_iter(f"celery-batch-payload-{task_id}*"))
+
+
+def wait_until_deleted(place: Place) -> None:
+    """Return when no argument is stored any more."""
+    eventually(lambda: not stored(place), "the end of all payloads")
+
+
+@POOLS
+def test_large_arrays_come_and_go(place: Place):
+    """Arguments and results are beside their messages, and equal what was sent, bit by bit."""
+    sent = [large(n, dtype) for n, dtype in enumerate(["f4", "f8", "i4", "f2", "f4"])]
+    results = place.arrays.delay_many(sent)
+    found = place.get(results)
+
+    for array, result in zip(sent, found, strict=True):
+        assert (2 * array).dtype == result.dtype
+        assert np.array_equal(2 * array, result)
+    for result in results:
+        raw = place.app.backend.get(place.app.backend.get_key_for_task(result.id))
+        assert len(raw) < 2000
+        result.forget()
+    wait_until_deleted(place)
+
+
+def test_tensors_of_any_layout(place: Place):
+    """Without a type of NumPy, and scattered in memory."""
+    scattered = torch.rand(200, 300).t()
+    found = place.get(place.echo_tensor.delay_many([torch.ones(40_000).bfloat16(), scattered]))
+
+    assert [40_000, 300] == [len(each) for each in found]
+    assert torch.equal(scattered, found[1])
+
+
+def test_several_values_in_lists_and_dicts(place: Place):
+    """Each is in its place."""
+    value = {"a": [large(1), 1, large(2)], "b": {"c": (large(3, "f8"), "text")}, "d": np.ones(3)}
+    found = place.echo_value.delay(value).get(timeout=SOON)
+
+    assert np.array_equal(value["a"][2], found["a"][2])
+    assert np.array_equal(value["b"]["c"][0], found["b"]["c"][0])
+    assert [1, "text", [1, 1, 1]] == [found["a"][1], found["b"]["c"][1], found["d"].tolist()]
+
+
+def test_canvas(place: Place):
+    """Each task of a chain, a group and a chord has payloads of its own."""
+    array = large(1)
+    chained = chain(place.arrays.s(array), place.ordinary_array.s(), place.arrays.s()).delay()
+    joined = chord(group(place.arrays.s(n * array) for n in range(3)), place.gathered.s()).delay()
+    grouped = group(place.arrays.s(n * array) for n in range(3)).delay()
+
+    assert np.array_equal(2 * (2 * array + 1), chained.get(timeout=SOON))
+    assert [(2 * n * array).sum() for n in range(3)] == [
+        each.sum() for each in joined.get(timeout=SOON)
+    ]
+    assert [(2 * n * array).sum() for n in range(3)] == [
+        each.sum() for each in grouped.get(timeout=SOON)
+    ]
+
+
+@POOLS
+def test_a_retry_has_a_payload_of_its_own(place: Place):
+    """That of the try before is deleted, and at the end both are."""
+    words = [place.unique("retry") for _ in range(3)]
+    results = [place.weigh.delay(large(1), word) for word in words]
+
+    assert [float(large(1).sum())] * 3 == place.get(results)
+    wait_until_deleted(place)
+
+
+def test_a_killed_process(place: Place):
+    """The message is run again, with its values."""
+    results = [place.weigh.delay(large(1), place.unique(word)) for word in ("die", "stay", "stay")]
+
+    assert [float(large(1).sum())] * 3 == place.get(results)
+    wait_until_deleted(place)
+
+
+def test_a_revoked_call(place: Place):
+    """Its values are deleted, though no process has run it."""
+    gate = place.close_gate()
+    result = place.weigh.delay(large(1), "x")
+    assert stored(place, result.id)
+    place.app.control.revoke(result.id)
+    place.open_gate(gate)
+
+    wait_until_deleted(place)
+    assert place.get([place.weigh.delay(large(2), "x")]) == [float(large(2).sum())]
+
+
+def test_values_that_are_gone(place: Place):
+    """The call fails with an error that says so; the others of its batch do not."""
+    gate = place.close_gate()
+    results = [place.weigh.delay(large(n), "x") for n in range(3)]
+    for key in stored(place, results[1].id):
+        place.app.backend.client.delete(key)
+    place.open_gate(gate)
+
+    found = place.get(results)
+    assert [float(large(n).sum()) for n in (0, 2)] == [found[0], found[2]]
+    assert isinstance(found[1], InvalidPayload)
+    assert "batch_payload_expires" in str(found[1])
+
+
+def test_values_that_were_changed(place: Place):
+    """They are not used."""
+    gate = place.close_gate()
+    result = place.weigh.delay(large(1), "x")
+    (key,) = stored(place, result.id)
+    place.app.backend.client.setrange(key, 5, b"changed")
+    place.open_gate(gate)
+
+    with pytest.raises(InvalidPayload, match="were changed"):
+        result.get(timeout=SOON)
+
+
+def test_nobody_reads_the_values_of_another_call(place: Place):
+    """A message that names another's reads none: the key is made of its own id."""
+    gate = place.close_gate()
+    secret = place.weigh.delay(large(1), "x")
+    (key,) = stored(place, secret.id)
+    nonce = key.decode().rpartition("-")[2]
+    size = large(1).nbytes
+    forged = place.echo_value.apply_async(
+        ({"__type__": "batch-payload", "__value__": [0, "ndarray", "<f4", [*SHAPE]]},),
+        headers={"batch_other": 1},
+    )
+    direct = place.app.send_task(
+        "f.echo_value", (1,), headers={"batch_payloads": [nonce, [size], 0]}
+    )
+    place.open_gate(gate)
+
+    assert {"__type__": "batch-payload", "__value__": [0, "ndarray", "<f4", [*SHAPE]]} == (
+        forged.get(timeout=SOON)
+    )
+    with pytest.raises(InvalidPayload, match="gone"):
+        direct.get(timeout=SOON)
+    assert float(large(1).sum()) == secret.get(timeout=SOON)
+
+
+def test_coroutines(place: Place):
+    """Calls and results of coroutines are the same, beside the event loop."""
+
+    async def run() -> list[Any]:
+        results = await asyncio.gather(*(place.arrays.adelay(large(n)) for n in range(6)))
+        return await asyncio.gather(*results)
+
+    found = asyncio.run(run())
+    assert all(np.array_equal(2 * large(n), each) for n, each in enumerate(found))
+
+
+def test_other_readers(place: Place):
+    """Celery's own result object has the values, too; a caller without our header gets them whole."""
+    result = place.arrays.delay(large(1))
+    result.get(timeout=SOON)
+    theirs = place.app.AsyncResult(result.id)
+    assert np.array_equal(2 * large(1), theirs.get(timeout=SOON))
+    assert np.array_equal(large(1), theirs.args[0])
+
+    plain = place.app.send_task("f.arrays", (large(1),))
+    assert np.array_equal(2 * large(1), plain.get(timeout=SOON))
+    raw = place.app.backend.get(place.app.backend.get_key_for_task(plain.id))
+    assert len(raw) > large(1).nbytes
+
+
+def test_a_chunk(place: Place):
+    """One array is one payload; rows of the output that are large are stored."""
+    array = np.stack([large(n) for n in range(4)])
+    found = place.arrays.delay_rows(array).get(timeout=SOON)
+
+    assert np.array_equal(2 * array, np.stack(found))
+
+
+def test_what_a_message_cannot_hold(place: Place):
+    """A text and a list that are larger than any message arrive whole."""
+    text, numbers = "é" * (12 << 20), list(range(2_500_000))
+    results = [place.lengths.delay(each) for each in (text, numbers)]
+
+    assert [["str", len(text)], ["list", len(numbers)]] == place.get(results)
+
+
+def test_the_binary_serializer(place: Place):
+    """Stored values are in its messages, and in results that it encodes."""
+    conf = {
+        "accept_content": ["json", "batch-msgpack"],
+        "result_accept_content": ["json", "batch-msgpack"],
+    }
+    queue = place.unique("binary")
+    with place.another(queue=queue, conf=conf):
+        result = place.arrays.apply_async((large(1),), serializer="batch-msgpack", queue=queue)
+        assert np.array_equal(2 * large(1), result.get(timeout=SOON))
