@@ -193,7 +193,7 @@ def _without_array(value: Any, least: int, payloads: Payloads) -> Any:
 
 def put_back(value: Any, parts: Sequence[memoryview]) -> Any:
     """
-    Return a value with its stored parts in their places.
+    Return a value with its stored parts in their places, each part once.
 
     Args:
         value: Decoded, and owned by the caller: its lists and dicts are changed.
@@ -202,11 +202,18 @@ def put_back(value: Any, parts: Sequence[memoryview]) -> Any:
     Raises:
         InvalidPayload: A stored value is not what the parts are.
     """
+    try:
+        return _put_back(value, dict(enumerate(parts)))
+    except RecursionError as error:
+        raise InvalidPayload("the values are nested too deeply") from error
+
+
+def _put_back(value: Any, left: dict[int, memoryview]) -> Any:
     kind = type(value)
     if kind is StoredValue:
-        return _restored(value, parts)
+        return _restored(value, left)
     if kind is tuple:
-        return tuple(put_back(each, parts) for each in value)
+        return tuple(_put_back(each, left) for each in value)
     places: Any = ()
     if kind is dict:
         places = list(value.items())
@@ -214,19 +221,19 @@ def put_back(value: Any, parts: Sequence[memoryview]) -> Any:
         places = enumerate(value)
     for place, each in places:
         if type(each) not in _SMALL:
-            value[place] = put_back(each, parts)
+            value[place] = _put_back(each, left)
     return value
 
 
-def _restored(value: StoredValue, parts: Sequence[memoryview]) -> Any:
-    if value.index >= len(parts):
-        raise InvalidPayload(f"there is no stored value {value.index}")
-    data = parts[value.index]
+def _restored(value: StoredValue, left: dict[int, memoryview]) -> Any:
+    data = left.pop(value.index, None)
+    if data is None:
+        raise InvalidPayload(f"there is no stored value {value.index}, or it is used twice")
     try:
         if value.kind == BYTES:
             return bytes(data)
         if value.kind == JSON:
-            return decode_json(str(data, "utf-8"))
+            return _put_back(decode_json(str(data, "utf-8")), left)
         return encoded_array(value.kind, value.dtype, value.shape, data).decode()
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InvalidPayload(f"a stored value cannot be decoded: {error}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,12 +25,11 @@ def large(seed: int, dtype: Any = "f4") -> np.ndarray:
 
 
 @pytest.fixture(autouse=True)
-def nothing_stored(place: Place) -> Iterator[None]:
+def nothing_stored(place: Place) -> None:
     """Begin each test without payloads."""
     client = place.app.backend.client
     for key in stored(place):
         client.delete(key)
-    yield
 
 
 def stored(place: Place, task_id: str = "") -> list[bytes]:
@@ -188,7 +186,7 @@ def test_coroutines(place: Place):
 
 
 def test_other_readers(place: Place):
-    """Celery's own result object has the values, too; a caller without our header gets them whole."""
+    """Celery's result object has the values, too; other callers' results are stored whole."""
     result = place.arrays.delay(large(1))
     result.get(timeout=SOON)
     theirs = place.app.AsyncResult(result.id)

@@ -1,0 +1,213 @@
+"""Which arguments are stored beside their message, for how long, and what if they cannot be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+from celery import Celery
+from kombu.exceptions import EncodeError, OperationalError
+
+from celery_batch import BatchTask, MessageTooLarge, QueueFull
+from celery_batch.errors import ConfigurationError
+from celery_batch.processes.redis_server import RedisServer
+
+LARGE = np.ones(20_000, "f4")
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    """A connection to an empty Redis."""
+    with redis.Redis(unix_socket_path=f"{redis_server.directory}/redis.sock") as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def make(redis_server: RedisServer, client: redis.Redis) -> Iterator[Any]:
+    """Makes apps with one batch task, with these settings."""
+    apps = []
+
+    def made(url: str = "", **settings: Any) -> Any:
+        url = url or redis_server.url
+        app = Celery("sender", broker=url, backend=url, set_as_current=False)
+        app.conf.update(task_publish_retry_policy={"max_retries": 0}, **settings)
+        apps.append(app)
+
+        @app.task(base=BatchTask, name="sent", shared=False)
+        def sent(x):
+            return x
+
+        app.finalize()
+        return app.tasks["sent"]
+
+    assert client.ping()
+    yield made
+    for app in apps:
+        app.close()
+
+
+def stored(client: redis.Redis) -> dict[str, int]:
+    """Return the seconds until each payload expires, by its key."""
+    return {key.decode(): client.ttl(key) for key in client.scan_iter("celery-batch-payload-*")}
+
+
+def size_of_queue(client: redis.Redis) -> int:
+    """Return the bytes of the messages that wait."""
+    return sum(len(each) for each in client.lrange("celery", 0, -1))
+
+
+def test_what_is_large_is_stored(make: Any, client: redis.Redis):
+    """From the threshold on; the message is small, and the key has the task's id."""
+    task = make()
+    result = task.delay(LARGE)
+    task.delay(LARGE[:16_383])
+
+    (key,) = stored(client)
+    assert key.startswith(f"celery-batch-payload-{result.id}-")
+    assert client.strlen(key) == LARGE.nbytes
+    assert 85_000 < size_of_queue(client) < 130_000  # the other one, as base64 of base64
+
+
+def test_the_threshold_may_be_another(make: Any, client: redis.Redis):
+    """Of each value by itself."""
+    make(batch_payload_threshold=100).delay([np.ones(25, "f4"), np.ones(24, "f4")])
+
+    assert [100] == [client.strlen(key) for key in stored(client)]
+
+
+def test_bytes_are_stored_once_a_store_is_named(make: Any, client: redis.Redis, redis_server: Any):
+    """By default they are in the message."""
+    make().delay(b"\xff" * 100_000)
+    assert stored(client) == {}
+    make(batch_payload_store=redis_server.url).delay(b"\xff" * 100_000)
+    assert [100_000] == [client.strlen(key) for key in stored(client)]
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ({}, 0),
+        ({"countdown": 5000}, 5000),
+        ({"eta": datetime.now(UTC) + timedelta(seconds=5000)}, 5000),
+        ({"expires": 7000}, 7000),
+        ({"expires": datetime.now(UTC) + timedelta(seconds=7000), "countdown": 10}, 7000),
+    ],
+    ids=["none", "countdown", "eta", "expires", "both"],
+)
+def test_when_a_payload_expires(make: Any, client: redis.Redis, options: Any, seconds: int):
+    """A while after its task is due or has expired."""
+    make(batch_payload_expires=1000.0).apply_async((LARGE,), **options)
+
+    (found,) = stored(client).values()
+    assert seconds + 900 < found <= seconds + 1001
+
+
+def test_many_calls(make: Any, client: redis.Redis):
+    """Each has a payload of its own, also of the same array."""
+    task = make()
+    task.delay_many([LARGE, 1, LARGE])
+
+    assert len(stored(client)) == 2
+    assert client.llen("celery") == 3
+
+
+def test_without_a_store(make: Any, client: redis.Redis):
+    """All is in the message."""
+    make(batch_payload_store=False).delay(LARGE)
+
+    assert stored(client) == {}
+    assert size_of_queue(client) > LARGE.nbytes
+
+
+def test_serializers_that_cannot_say_it(make: Any, client: redis.Redis):
+    """What they cannot encode is their error, as before."""
+    task = make()
+    with pytest.raises(EncodeError):
+        task.apply_async((LARGE,), serializer="yaml")
+
+    assert stored(client) == {}
+
+
+def test_a_store_that_refuses(
+    make: Any, client: redis.Redis, redis_server: Any, caplog: pytest.LogCaptureFixture
+):
+    """Values travel in their messages, with one warning."""
+    client.execute_command("ACL", "SETUSER", "reader", "reset", "on", "nopass", "~*", "-@write")
+    task = make(batch_payload_store=redis_server.url.replace("://", "://reader:any@", 1))
+    try:
+        with caplog.at_level(logging.WARNING):
+            task.delay(LARGE)
+            task.delay(LARGE)
+    finally:
+        client.acl_deluser("reader")
+
+    assert client.llen("celery") == 2
+    assert size_of_queue(client) > 2 * LARGE.nbytes
+    assert len([each for each in caplog.messages if "payload store refuses" in each]) == 1
+
+
+def test_a_store_that_is_away(make: Any, client: redis.Redis):
+    """The call fails as if the broker were away, and nothing is sent."""
+    task = make(batch_payload_store="redis://127.0.0.1:1/0")
+    with pytest.raises(OperationalError, match="payload store cannot be reached"):
+        task.delay(LARGE)
+
+    assert client.llen("celery") == 0
+    task.delay(1)
+    assert client.llen("celery") == 1
+
+
+def test_more_than_a_message_may_have(make: Any, client: redis.Redis):
+    """The call fails with the name of the setting."""
+    with pytest.raises(MessageTooLarge, match="batch_max_payload_size"):
+        make(batch_max_payload_size=1000).delay(LARGE)
+
+    assert stored(client) == {}
+
+
+def test_a_full_queue(make: Any, client: redis.Redis):
+    """It is refused before anything is stored."""
+    task = make(batch_max_queue=1)
+    task.delay(1)
+    with pytest.raises(QueueFull):
+        task.delay(LARGE)
+
+    assert stored(client) == {}
+
+
+def test_what_exceeds_a_message(make: Any, client: redis.Redis):
+    """Whole arguments are stored, as JSON; the others stay."""
+    task = make(batch_max_message_size=1 << 20)
+    task.apply_async((), {"x": "x" * (1 << 21)})
+    task.delay([[0.125] * 1000] * 200)
+
+    assert size_of_queue(client) < 10_000
+    assert len(stored(client)) == 2
+
+
+def test_an_eager_call(make: Any, client: redis.Redis):
+    """Nothing is stored for it."""
+    assert make(task_always_eager=True).delay(LARGE).get().shape == LARGE.shape
+    assert stored(client) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch_payload_store", True),
+        ("batch_payload_store", ""),
+        ("batch_payload_threshold", 0),
+        ("batch_payload_expires", 0),
+        ("batch_max_payload_size", "1M"),
+    ],
+)
+def test_wrong_settings(make: Any, name: str, value: Any):
+    """The error names the setting."""
+    with pytest.raises(ConfigurationError, match=name):
+        make(**{name: value})

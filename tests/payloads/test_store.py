@@ -1,0 +1,163 @@
+"""Every store keeps payloads until they expire or are deleted, and says what it cannot do."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_batch.errors import ConfigurationError
+from celery_batch.payloads.store import (
+    DirectoryPayloads,
+    PayloadStore,
+    StoreError,
+    StoreRefused,
+    open_store,
+)
+from celery_batch.processes.redis_server import RedisServer
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    """A connection to the Redis that keeps payloads."""
+    with redis.Redis(unix_socket_path=f"{redis_server.directory}/redis.sock") as client:
+        yield client
+
+
+@pytest.fixture(params=["redis", "directory", "objects"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PayloadStore]:
+    """Each kind of store."""
+    app = Celery("stores", set_as_current=False)
+    if request.param == "redis":
+        yield open_store(app, request.getfixturevalue("redis_server").url)
+    else:
+        scheme = "file" if request.param == "directory" else "local"
+        yield open_store(app, f"{scheme}://{tmp_path}/payloads")
+
+
+def test_what_is_stored_comes_back(store: PayloadStore):
+    """Many at once, in order, with None for what is not there."""
+    store.put("a-1", b"first", 60)
+    store.put("b-2", memoryview(b"second"), 60)
+
+    assert [b"second", None, b"first"] == store.get(["b-2", "c-3", "a-1"], [6, 1, 5])
+    assert [] == store.get([], [])
+
+
+def test_what_is_deleted_is_gone(store: PayloadStore):
+    """Also if it never was there."""
+    store.put("a-1", b"first", 60)
+    store.delete(["a-1", "never-2"])
+
+    assert [None] == store.get(["a-1"], [5])
+    store.renew({"a-1": 60})
+
+
+def test_a_task_id_may_be_any_text(store: PayloadStore):
+    """It leads to no other place."""
+    for key in ("../../up-1", "/etc/passwd-1", "ä ö*?-1", "..-1"):
+        store.put(key, key.encode(), 60)
+        assert [key.encode()] == store.get([key], [len(key.encode())])
+        store.delete([key])
+
+
+def test_no_more_is_read_than_was_stored(store: PayloadStore):
+    """What has grown since is not read whole: one byte more shows it."""
+    store.put("a-1", b"x" * 1000, 60)
+
+    assert [b"x" * 11] == store.get(["a-1"], [10])
+
+
+def test_large_payloads_take_several_round_trips(redis_server: RedisServer, monkeypatch: Any):
+    """Of each no more than a limit, unless one alone is larger."""
+    monkeypatch.setattr("celery_batch.payloads.store._MOST_BYTES", 10)
+    store = open_store(Celery("stores", set_as_current=False), redis_server.url)
+    sizes = [3, 8, 2, 50, 1]
+    for n, size in enumerate(sizes):
+        store.put(f"k-{n}", bytes([n]) * size, 60)
+
+    found = store.get([f"k-{n}" for n in range(5)], sizes)
+    assert [bytes([n]) * size for n, size in enumerate(sizes)] == found
+
+
+def test_redis_expires_them(redis_server: RedisServer, client: redis.Redis):
+    """After the time that was given, which can be made longer."""
+    store = open_store(Celery("stores", set_as_current=False), redis_server.url)
+    store.put("a-1", b"first", 30.5)
+    assert 30_000 < client.pttl("celery-batch-payload-a-1") <= 30_500
+
+    store.renew({"a-1": 90})
+    assert 80_000 < client.pttl("celery-batch-payload-a-1") <= 90_000
+
+
+def test_files_expire(tmp_path: Path):
+    """An expired file is not read, and the sweep deletes it; what is no payload stays."""
+    store = DirectoryPayloads(tmp_path / "payloads")
+    store.put("old-1", b"old", 60)
+    store.put("new-2", b"new", 60)
+    (tmp_path / "payloads" / "other").write_text("not ours")
+    (tmp_path / "payloads" / ".half").write_text("of a process that died")
+    ago = time.time() - 7200
+    for name in ("celery-batch-payload-old-1", "other", ".half"):
+        os.utime(tmp_path / "payloads" / name, (ago, ago))
+
+    assert [None, b"new"] == store.get(["old-1", "new-2"], [3, 3])
+    assert store.sweep() == 2
+    assert ["celery-batch-payload-new-2", "other"] == sorted(
+        each.name for each in (tmp_path / "payloads").iterdir()
+    )
+    assert DirectoryPayloads(tmp_path / "never").sweep() == 0
+
+
+def test_a_store_that_is_away():
+    """Its errors are ours, whatever was tried."""
+    app = Celery("stores", set_as_current=False)
+    app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}
+    store = open_store(app, "redis://127.0.0.1:1/0")
+
+    for call in (
+        lambda: store.put("a", b"x", 1),
+        lambda: store.get(["a"], [1]),
+        lambda: store.delete(["a"]),
+        lambda: store.renew({"a": 1}),
+    ):
+        with pytest.raises(StoreError):
+            call()
+
+
+def test_a_user_who_may_not(redis_server: RedisServer, client: redis.Redis):
+    """A Redis whose ACL forbids it has refused, which is another thing than being away."""
+    client.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+@read", "+ping")
+    try:
+        url = redis_server.url.replace("redis://", "redis://reader:secret@")
+        if url == redis_server.url:
+            url = redis_server.url.replace("redis+socket://", "redis+socket://reader:secret@")
+        store = open_store(Celery("stores", set_as_current=False), url)
+        with pytest.raises(StoreRefused):
+            store.put("a", b"x", 1)
+    finally:
+        client.execute_command("ACL", "DELUSER", "reader")
+
+
+def test_a_directory_that_cannot_be_written(tmp_path: Path):
+    """A file in its place is an error of the store."""
+    (tmp_path / "payloads").write_text("a file")
+    store = DirectoryPayloads(tmp_path / "payloads")
+
+    with pytest.raises(StoreError):
+        store.put("a", b"x", 1)
+    with pytest.raises(StoreError, match="too long"):
+        store.put("a" * 300, b"x", 1)
+
+
+@pytest.mark.parametrize("url", ["payloads", "nowhere://x/y"])
+def test_urls_that_name_no_store(url: str):
+    """The error names the setting and what it may be."""
+    with pytest.raises(ConfigurationError, match="batch_payload_store"):
+        open_store(Celery("stores", set_as_current=False), url)
