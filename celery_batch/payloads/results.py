@@ -15,7 +15,13 @@ from celery_batch.payloads.store import StoreError
 from celery_batch.payloads.values import PayloadReference, Payloads, put_back, take_out
 from celery_batch.protocol import PAYLOADS
 
-__all__ = ["forget_payload", "may_be_large", "mentions_payload", "read_stored_results", "with_stored_result"]
+__all__ = [
+    "forget_payload",
+    "may_be_large",
+    "mentions_payload",
+    "read_stored_results",
+    "with_stored_result",
+]
 
 logger = logging.getLogger(__name__)
 

@@ -135,13 +135,20 @@ class RedisPayloads(PayloadStore):
         found: list[bytes | None] = []
         try:
             for first, last in _pieces(sizes):
-                pipeline = self._client.pipeline(transaction=False)
-                for key, size in zip(keys[first:last], sizes[first:last], strict=True):
-                    pipeline.getrange(self._prefix + key, 0, size)
-                found += [data or None for data in pipeline.execute()]
+                found += self._read(keys[first:last], sizes[first:last])
         except (RedisError, OSError) as error:
             raise StoreError(str(error)) from error
         return found
+
+    def _read(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
+        pipeline = self._client.pipeline(transaction=False)
+        for key, size in zip(keys, sizes, strict=True):
+            pipeline.getrange(self._prefix + key, 0, size)
+        try:
+            return [data or None for data in pipeline.execute()]
+        except NoPermissionError:  # of older access rules, which allow MGET
+            found: list[bytes | None] = self._client.mget([self._prefix + key for key in keys])
+            return found
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete payloads; see `PayloadStore.delete`."""

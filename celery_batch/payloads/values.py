@@ -234,6 +234,7 @@ def _restored(value: StoredValue, left: dict[int, memoryview]) -> Any:
             return bytes(data)
         if value.kind == JSON:
             return _put_back(decode_json(str(data, "utf-8")), left)
-        return encoded_array(value.kind, value.dtype, value.shape, data).decode()
+        own = memoryview(bytearray(data))  # which its receiver may change, as it may a small one
+        return encoded_array(value.kind, value.dtype, value.shape, own).decode()
     except ValueError as error:
         raise InvalidPayload(f"a stored value cannot be decoded: {error}") from error

@@ -168,7 +168,8 @@ class EncodedArray:
         """
         Return the array or the tensor; itself where what it needs is missing.
 
-        An array is a view of a view of its bytes, which cannot be changed; else it is a copy.
+        An array is a view of a view of its bytes, and can be changed if these can; else it is a
+        copy.
 
         Raises:
             ValueError: It is none, though its size is right.
@@ -185,7 +186,10 @@ class EncodedArray:
         dtype = getattr(torch, self.dtype)
         if not prod(self.shape):
             return torch.empty(self.shape, dtype=dtype)
-        return torch.frombuffer(bytearray(self.tobytes()), dtype=dtype).reshape(self.shape)
+        own: Any = self._data
+        if not (isinstance(own, memoryview) and not own.readonly):
+            own = bytearray(self.tobytes())
+        return torch.frombuffer(own, dtype=dtype).reshape(self.shape)
 
     def _as_array(self, numpy: Any) -> Any:
         if self.dtype == "bfloat16":  # the first half of a float32

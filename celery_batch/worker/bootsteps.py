@@ -22,6 +22,7 @@ from celery_batch.compat.celery import defer_signals, reconnect_soon
 from celery_batch.config import LARGEST_BATCH, Settings, milliseconds_warnings, policy_of
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed
 from celery_batch.item_key import item_key_of
+from celery_batch.payloads.release import PayloadRelease
 from celery_batch.runtime import registry
 from celery_batch.worker.bulk import BulkPath
 from celery_batch.worker.consumer_context import ConsumerContext
@@ -231,10 +232,11 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         if restarting:
             self.bulk.close()  # at a shutdown running messages are ours until the channel closes
 
-    def shutdown(self, consumer: Any) -> None:  # noqa: ARG002 (Celery's signature)
+    def shutdown(self, consumer: Any) -> None:
         """Send the last acknowledgements, while the connection is still there."""
         self.validator.close()
         self.bulk.flush()
+        PayloadRelease.of(consumer.app).close()
 
     def info(self, consumer: Any) -> dict[str, Any]:
         """Return the batch counters for ``celery inspect stats`` and Flower."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import redis
 from celery import chord, group
@@ -89,6 +90,9 @@ def test_rules_are_enough(caller: Shop, guarded: redis.Redis):
     urgent = caller.double.apply_async((1,), priority=9).get(timeout=30)
     again = caller.flaky.delay("x").get(timeout=30)
     served = caller.double.is_served()
+    large = caller.elsewhere.apply_async((np.ones(50_000),), queue="celery")
+    assert 50_000 == large.get(timeout=30).sum()
+    large.forget_payload()
     with pytest.raises(ValueError, match="a bad item"):
         caller.odd.delay("bad").get(timeout=30)
     worker.stop(30)
@@ -100,6 +104,7 @@ def test_rules_are_enough(caller: Shop, guarded: redis.Redis):
     assert scripts > 0
     assert [] == refusals(guarded)
     assert 0 == guarded.hlen("unacked")
+    assert 0 == len(list(guarded.scan_iter("celery-batch-payload-*")))
 
 
 def test_a_worker_may_send_a_chord(redis_server: RedisServer, guarded: redis.Redis, tmp_path: Path):

@@ -137,6 +137,13 @@ def echo_value(x):
     return x
 
 
+@app.task(base=BatchTask, name="f.echo_early", acks_late=False, **COMPANY)
+def echo_early(gate, x):
+    """As `echo_value`, acknowledged before it runs, and once a gate is open."""
+    pass_gate(gate[0])
+    return x
+
+
 @app.task(base=BatchTask, name="f.echo_tensor", **COMPANY)
 def echo_tensor(x):
     """Return tensors as tensors."""

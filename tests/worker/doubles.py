@@ -34,6 +34,7 @@ class Call:
         self.batch_key: Any = None
         self.row_digest: bytes | None = None
         self.is_suspect = False
+        self.payload_key: str | None = None
         self.has_result = True
         self.correlation_id = self.reply_to = self.eventer = None
         self.app = Celery(set_as_current=False)

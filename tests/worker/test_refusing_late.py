@@ -20,6 +20,7 @@ class LateRequest:
 
     is_done = acknowledged = was_rejected = False
     store_errors = True
+    payload_key = None
     args, kwargs = ("late",), {}
 
     def __init__(self, task: Any, name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -62,6 +62,12 @@ class Completion:
         #: Requests that are refused with the next pass of the event loop, and their errors.
         self._late: list[tuple[Any, QueueFull]] = []
 
+    def _note_ended(self, requests: Sequence[Any]) -> None:
+        self._redelivery.add_ended(requests)
+        for request in requests:
+            if request.payload_key is not None:
+                request.release_payload()
+
     def run_again(self, follow_up: FollowUp) -> None:
         """Queue requests again, and add the handler calls of those that cannot run again."""
         for request in follow_up.run_again:
@@ -91,7 +97,7 @@ class Completion:
         def then() -> None:
             self._poison.discard(request)
             acknowledge()
-            self._redelivery.add_ended([request])
+            self._note_ended([request])
 
         self._dead_letters.write(request, error, then)
 
@@ -109,7 +115,7 @@ class Completion:
             if not each.call():
                 self._run_to_notify(request)
             elif request.acknowledged:  # else Celery has stopped it, and it comes again and runs
-                self._redelivery.add_ended([request])
+                self._note_ended([request])
 
     def _run_to_notify(self, request: Any) -> None:
         """Run a request again whose end could not be stored: its caller must get an answer."""
@@ -148,7 +154,7 @@ class Completion:
                 logger.info(
                     "Refused %d requests of %s that would be late", len(refusals), task.name
                 )
-                self._redelivery.add_ended([request for request, _ in refusals])
+                self._note_ended([request for request, _ in refusals])
                 for request, error in refusals:
                     _end_refused(request, error)
 
@@ -179,7 +185,7 @@ class Completion:
         while self._handler_calls or self._succeeded:
             self._notify_some()
         if restarting:  # their messages may come again before the dead letters are written
-            self._redelivery.add_ended(list(self._poison))
+            self._note_ended(list(self._poison))
         else:
             self._dead_letters.close()
 
@@ -204,7 +210,7 @@ class Completion:
             logger.exception("Could not finish %d requests at once: one by one", len(wanted))
             self.notify(HandlerCall(request, request.on_success, (_SUCCESS,)) for request in wanted)
         else:
-            self._redelivery.add_ended(requests)
+            self._note_ended(requests)
 
 
 def _store_refusals(task: Any, refusals: list[tuple[Any, QueueFull]]) -> None:

@@ -55,7 +55,6 @@ class RedeliveryCache:
         with self._lock:
             for request in requests:
                 self._add(request.key, Known.NEVER_RAN if request.was_rejected else Known.ANSWERED)
-                request.release_payload()
 
     def pop(self, request: Any) -> Known | BatchJob | None:
         """Remove and return what is known of a request; its count of losses is filled in."""

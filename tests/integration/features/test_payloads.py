@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from celery import chain, chord, group
@@ -122,6 +124,79 @@ def test_a_revoked_call(place: Place):
 
     wait_until_deleted(place)
     assert place.get([place.weigh.delay(large(2), "x")]) == [float(large(2).sum())]
+
+
+def test_an_early_acknowledged_call(place: Place):
+    """Its values are kept until it has run."""
+    gate = place.unique("gate")
+    result = place.echo_early.delay(gate, large(1))
+    place.wait_at(gate)
+    assert len(stored(place, result.id)) == 1
+    place.open_gate(gate)
+
+    assert np.array_equal(large(1), result.get(timeout=SOON))
+    result.forget()
+    wait_until_deleted(place)
+
+
+def test_a_call_that_fails(place: Place):
+    """Its values are deleted when its error is stored."""
+    result = place.weigh.delay(large(1), 1)
+
+    with pytest.raises(AttributeError):  # a number is no word
+        result.get(timeout=SOON)
+    wait_until_deleted(place)
+
+
+def test_a_message_that_comes_again(place: Place):
+    """One whose end is stored fails nobody, though its values are gone."""
+    gate = place.close_gate()
+    result = place.weigh.delay(large(1), "x")
+    client = place.app.backend.client
+    (key,) = stored(place, result.id)
+    place.app.backend.store_result(result.id, 1.5, "SUCCESS")
+    client.delete(key)
+    place.open_gate(gate)
+    place.wait_for_nobody()
+
+    assert place.app.AsyncResult(result.id).get(timeout=SOON) == 1.5
+    assert "x" not in place.items("weigh")[-1:]
+
+
+@pytest.mark.parametrize("scheme", ["file", "local"])
+def test_a_directory_as_store(place: Place, tmp_path: Path, scheme: str):
+    """Arguments and results lie in its files, also bytes; the brokers see none of it."""
+    conf = {"batch_payload_store": f"{scheme}://{tmp_path}/payloads"}
+    queue, before = place.unique("files"), dict(place.app.conf)
+    with place.another(queue=queue, conf=conf):
+        place.app.conf.update(conf)
+        try:
+            results = [
+                place.echo_value.apply_async((each,), queue=queue)
+                for each in (large(1), b"\xff" * 100_000)
+            ]
+            found = place.get(results)
+            for each in results:
+                each.forget()
+        finally:
+            place.app.conf.batch_payload_store = before.get("batch_payload_store")
+        assert np.array_equal(large(1), found[0])
+        assert b"\xff" * 100_000 == found[1]
+        assert stored(place) == []
+        eventually(lambda: not any((tmp_path / "payloads").iterdir()), "the end of all files")
+
+
+def test_sixty_four_megabytes(place: Place):
+    """They go there and back, and the worker's main process never has them."""
+    array = np.random.default_rng(1).random(8 << 20)
+    place.echo_value.delay(1).get(timeout=SOON)
+    main = psutil.Process(place.worker.pid)
+    before = main.memory_info().rss
+    result = place.echo_value.delay(array)
+
+    assert np.array_equal(array, result.get(timeout=SOON))
+    assert main.memory_info().rss - before < 8 << 20
+    result.forget()
 
 
 def test_values_that_are_gone(place: Place):
