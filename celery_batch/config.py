@@ -27,6 +27,7 @@ __all__ = [
     "TARGET_OPTIONS",
     "PayloadSettings",
     "Settings",
+    "SettingsSnapshot",
     "changeable_options",
     "did_you_mean",
     "isolates_failures",
@@ -161,6 +162,30 @@ class Settings:
         url = _setting(app, "batch_cache_url")
         _require(url is None or isinstance(url, str), "batch_cache_url", "the URL of a Redis", url)
         return cls(chosen, timeout, _message_size(app), lease, _queue_name(app), metrics)
+
+
+class SettingsSnapshot:
+    """Says whether an app's settings have changed, at a small part of the cost of reading one."""
+
+    def __init__(self, conf: Any) -> None:
+        self._changes = conf.changes
+        self._live = _dict_of(conf)
+        self._seen = dict(self._live)
+
+    def is_current(self, conf: Any) -> bool:
+        """Return whether no setting has changed since."""
+        return conf.changes is self._changes and self._live == self._seen
+
+
+def _dict_of(conf: Any) -> Any:
+    """Return the dict in which an app's settings are changed, within its wrappers."""
+    changes = conf.changes
+    while type(changes) is not dict:
+        inner = getattr(changes, "data", None)
+        if inner is None:
+            return changes
+        changes = getattr(inner, "changes", inner)
+    return changes
 
 
 @dataclass(frozen=True, slots=True)

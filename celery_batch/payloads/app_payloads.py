@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from celery.backends.redis import RedisBackend
 
-from celery_batch.config import PayloadSettings
+from celery_batch.config import PayloadSettings, SettingsSnapshot
 from celery_batch.payloads.store import PayloadStore, RedisPayloads, open_store
 
 __all__ = ["SERIALIZERS", "AppPayloads", "seconds_until"]
@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 #: Serializers that carry stored values.
 SERIALIZERS = ("json", "batch-msgpack", "pickle")
+
+#: Celery's message protocol that has headers.
+_WITH_HEADERS = 2
 
 _REDIS = ("redis", "rediss", "sentinel", "redis+socket")
 
@@ -34,8 +37,18 @@ class AppPayloads:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._pid = os.getpid()
+        self._snapshot = SettingsSnapshot(app.conf)
         self.settings = PayloadSettings.of(app)
         self.store = self._open()
+        conf = app.conf
+        #: Whether calls of this app can have payloads, with a serializer that carries them.
+        self.can_send = (
+            self.store is not None
+            and conf.task_protocol == _WITH_HEADERS
+            and not conf.task_always_eager
+        )
+        #: Of calls of tasks that name none.
+        self.serializer = conf.task_serializer
         self._has_warned = False
 
     @classmethod
@@ -47,7 +60,7 @@ class AppPayloads:
         return known
 
     def _is_current(self) -> bool:
-        return self._pid == os.getpid() and self.settings == PayloadSettings.of(self._app)
+        return self._pid == os.getpid() and self._snapshot.is_current(self._app.conf)
 
     @property
     def takes_bytes(self) -> bool:

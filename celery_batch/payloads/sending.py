@@ -7,7 +7,6 @@ from typing import Any
 from uuid import uuid4
 
 from kombu.exceptions import OperationalError
-from kombu.serialization import registry
 from kombu.utils.functional import retry_over_time
 
 from celery_batch.errors import MessageTooLarge
@@ -28,8 +27,6 @@ _LONG = 1 << 12
 
 #: Bytes that one value of a list takes in a message, at least.
 _SHORTEST = 3
-
-_WITH_HEADERS = 2
 
 #: What `retry_over_time` takes of Celery's policies.
 _POLICY = ("max_retries", "interval_start", "interval_step", "interval_max")
@@ -72,10 +69,11 @@ def with_stored_values(
     if isinstance(headers, dict) and PAYLOADS in headers:  # of the try before
         headers = {name: each for name, each in headers.items() if name != PAYLOADS}
         options = {**options, "headers": headers or None}
-    if not may_be_large(args, kwargs) or not _carries(task, options):
+    if not may_be_large(args, kwargs):
         return args, kwargs, options
     payloads = AppPayloads.of(task.app)
-    if payloads.store is None:
+    serializer = options.get("serializer") or task.serializer or payloads.serializer
+    if not payloads.can_send or serializer not in SERIALIZERS:
         return args, kwargs, options
     taken = Payloads()
     found_args, found_kwargs = _take_out(payloads, args, kwargs, taken)
@@ -98,18 +96,6 @@ def with_stored_values(
         return args, kwargs, options
     headers = {**(options.get("headers") or {}), PAYLOADS: list(reference)}
     return found_args, found_kwargs, {**options, "task_id": task_id, "headers": headers}
-
-
-def _carries(task: Any, options: Mapping[str, Any]) -> bool:
-    """Return whether a call's message can have stored values."""
-    conf = task.app.conf
-    serializer = options.get("serializer") or task.serializer or conf.task_serializer
-    return (
-        serializer in SERIALIZERS
-        and serializer in registry._encoders  # noqa: SLF001 (else kombu raises its own error)
-        and conf.task_protocol == _WITH_HEADERS
-        and not conf.task_always_eager
-    )
 
 
 def _take_out(payloads: AppPayloads, args: Any, kwargs: Any, taken: Payloads) -> tuple[Any, Any]:

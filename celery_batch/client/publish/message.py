@@ -29,7 +29,7 @@ from kombu.serialization import registry
 from kombu.utils.json import JSONEncoder, dumps
 
 from celery_batch.client.publish.buffer import PreparedMessage
-from celery_batch.config import max_queue_of
+from celery_batch.config import SettingsSnapshot, max_queue_of
 from celery_batch.protocol import READS_PAYLOADS, REPLY_HEADER, SENT
 from celery_batch.serialization.arrays import describe
 from celery_batch.serialization.typed_json import encode_json
@@ -101,9 +101,7 @@ class PublishSettings:
 
     def __init__(self, app: Any) -> None:
         conf = app.conf
-        self._changes = conf.changes
-        self._live = _dict_of(conf)
-        self._seen = dict(self._live)
+        self._snapshot = SettingsSnapshot(conf)
         self.bulk = bool(conf.get("batch_bulk", True))
         self.is_eager = bool(conf.task_always_eager)
         self.max_queue = max_queue_of(app)
@@ -118,18 +116,7 @@ class PublishSettings:
 
     def are_current(self, conf: Any) -> bool:
         """Return whether no setting has changed since."""
-        return conf.changes is self._changes and self._live == self._seen
-
-
-def _dict_of(conf: Any) -> Any:
-    """Return the dict in which an app's settings are changed, within its wrappers."""
-    changes = conf.changes
-    while type(changes) is not dict:
-        inner = getattr(changes, "data", None)
-        if inner is None:
-            return changes
-        changes = getattr(inner, "changes", inner)
-    return changes
+        return self._snapshot.is_current(conf)
 
 
 #: Each hexadecimal digit with the two bits that say which kind of UUID it is.
