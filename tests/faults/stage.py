@@ -108,6 +108,12 @@ class Stage:
         while self.broker.left() and time.monotonic() < deadline:
             time.sleep(0.1)
 
+    def payloads(self) -> dict[str, int]:
+        """Return the seconds until each large array that is still stored expires."""
+        with self.results.connect() as client:
+            keys = list(client.scan_iter("celery-batch-payload-*"))
+            return {key.decode(): int(client.ttl(key)) for key in keys}
+
     def stop_workers(self) -> None:
         """Stop the workers, which give back what they hold."""
         for worker in self.workers:
@@ -121,7 +127,12 @@ class Stage:
         behind = {self.needs.proxy: self.proxy.port} if self.proxy else {}
         broker_url = self.broker.url(behind.get("broker"))
         results_url = self.results.url(behind.get("results"))
-        conf = {**self.broker.conf, **self.needs.conf}
+        conf = {
+            **self.broker.conf,
+            **self.needs.conf,
+            "batch_payload_store": results_url,
+            "batch_payload_expires": 600.0,
+        }
         self.answers = self._stack.enter_context(Answers(self.results.connect))
         env = self._environment({**conf, "broker_url": broker_url, "result_backend": results_url})
         self.workers = [

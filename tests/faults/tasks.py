@@ -21,11 +21,11 @@ app.conf.update(json.loads(os.environ["FAULTS_CONF"]))
 _SECONDS_PER_ITEM = float(os.environ["FAULTS_SECONDS_PER_ITEM"])
 
 
-def _key(x, mood):  # noqa: ARG001 (both are an item's arguments)
+def _key(x, mood, load):  # noqa: ARG001 (all are an item's arguments)
     return x % 3
 
 
-def _cost(x, mood):  # noqa: ARG001
+def _cost(x, mood, load):  # noqa: ARG001
     return 1 + x % 5
 
 
@@ -55,8 +55,12 @@ def _write(**event: object) -> None:
 
 
 @app.task(base=BatchTask, name="faults.double", max_batch_size=8, max_wait=0.02, **_BATCH_OPTIONS)
-def double(x, mood):
-    """Double each number; a bad mood among the items harms the whole batch."""
+def double(x, mood, load):
+    """
+    Double each number; a bad mood among the items harms the whole batch.
+
+    A large array that comes with a number is beside its message, and full of the number.
+    """
     run = uuid4().hex
     _write(run=run, pid=os.getpid(), items=x)
     time.sleep(_SECONDS_PER_ITEM * len(x))
@@ -65,4 +69,7 @@ def double(x, mood):
     _write(run=run, failed="raise" in mood)
     if "raise" in mood:
         raise BadItem(f"one of {len(x)} items is bad")
-    return [number * 2 for number in x]
+    return [
+        number * 2 if array is None or (array == number).all() else "another's array"
+        for number, array in zip(x, load, strict=True)
+    ]

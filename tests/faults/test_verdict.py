@@ -30,6 +30,7 @@ def _judged(fault: Fault | None = None, **changes: object) -> Verdict:
         "first": {"a": right},
         "last": {"a": right},
         "left": 0,
+        "payloads": {},
         "injected": STRUCK,
         "struck": STRUCK + 0.1,
         "cleared": OVER,
@@ -143,3 +144,10 @@ def test_recovery_counts_from_the_end_of_the_fault():
     verdict = _judged(runs={3: [Run(1, [3], 13.0, 13.1)]}, first={"a": late}, last={"a": late})
 
     assert verdict.recovery == 2.5
+
+
+def test_array_that_never_expires_is_left():
+    """One that does is only counted."""
+    verdict = _judged(payloads={"a": 600, "b": -1})
+
+    assert (verdict.left, verdict.stored) == (1, 2)

@@ -88,6 +88,7 @@ def _play(
         first=dict(stage.answers.first),
         last=stage.answers.look(item.id for item in items),
         left=stage.broker.left(),
+        payloads=stage.payloads(),
         injected=injected,
         struck=struck,
         cleared=cleared,

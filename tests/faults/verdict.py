@@ -31,6 +31,7 @@ class Evidence:
         first: The first terminal state of each task, by id.
         last: What the result backend holds at the end.
         left: Messages that the broker still holds when all workers have stopped.
+        payloads: Seconds until each large array expires that is still stored by then.
         injected: When the fault began to strike.
         struck: When it had struck.
         cleared: When it was over.
@@ -43,6 +44,7 @@ class Evidence:
     first: dict[str, Answer]
     last: dict[str, Answer]
     left: int
+    payloads: dict[str, int]
     injected: float
     struck: float
     cleared: float
@@ -70,7 +72,8 @@ class Verdict:
         excused: Run again because they were running where the fault struck.
         settling: Of these, the model's work was done and its settling was not.
         executions: Items that models were given, repetitions included.
-        left: Messages left in the broker for answered items.
+        left: Messages left in the broker for answered items, and arrays that never expire.
+        stored: Large arrays that are still stored, until they expire.
         recovery: Seconds from the end of the fault to the first answer of a new run.
         notes: What went wrong, for people.
     """
@@ -90,6 +93,7 @@ class Verdict:
     settling: int = 0
     executions: int = 0
     left: int = 0
+    stored: int = 0
     recovery: float | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -130,6 +134,8 @@ def judge(fault: Fault, evidence: Evidence, verdict: Verdict) -> Verdict:
     verdict.hung = min(unanswered, evidence.left)
     verdict.lost = unanswered - verdict.hung
     verdict.left = evidence.left - verdict.hung
+    verdict.left += sum(seconds < 0 for seconds in evidence.payloads.values())
+    verdict.stored = len(evidence.payloads)
     verdict.recovery = _recovery(evidence)
     return verdict
 
