@@ -37,6 +37,7 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     batch_overlap=bool(os.environ.get("BENCH_OVERLAP", "1")),
     batch_cache_url=os.environ.get("BENCH_CACHE_URL"),
+    batch_payload_store=os.environ.get("BENCH_PAYLOAD_STORE"),
 )
 
 _BATCHED: dict[str, Any] = {"base": BatchTask, "max_batch_size": BATCH, "max_wait": 0.1}
@@ -159,6 +160,27 @@ def vector_list(item: list[int]) -> Any:
 def image_mean(image: list[Any]) -> list[float]:
     """Return the mean of each image, an array or a number."""
     return [float(each if isinstance(each, (int, float)) else each.mean()) for each in image]
+
+
+@app.task(name="bench.cost_vector", **_ARRAYS)
+def cost_vector(item: list[Any]) -> Any:
+    """Run the "cost" model on arrays, and return a vector for each."""
+    import numpy as np  # noqa: PLC0415 (as above)
+
+    MODELS["cost"]([0] * len(item))
+    return np.stack([each[:VECTOR] for each in item])
+
+
+@app.task(name="bench.size", **_ARRAYS)
+def size(item: list[Any]) -> list[int]:
+    """Return how long each file is, or a number as it is."""
+    return [len(each) if isinstance(each, bytes) else each for each in item]
+
+
+@app.task(name="bench.same", **_ARRAYS)
+def same(item: list[Any]) -> list[Any]:
+    """Return each item as it came."""
+    return item
 
 
 #: A network that torch compiles for each shape that it finds, or for a few before.
