@@ -66,9 +66,7 @@ class ClientMethods(Task):  # type: ignore[misc]
             return super().apply_async(args, kwargs, *more, **options)
         publisher = _client("publish.publisher").Publisher.of(self.app)
         with publisher.limiter().admit(self, options, call=(args, kwargs)):
-            sending = _payloads("sending")
-            if sending.may_be_large(args, kwargs) or "headers" in options:
-                args, kwargs, options = sending.with_stored_values(self, args, kwargs, options)
+            args, kwargs, options = publisher.with_stored_values(self, args, kwargs, options)
             result = publisher.send(self, args, kwargs, options)
             if result is None:
                 own = super().apply_async

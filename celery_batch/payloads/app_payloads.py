@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 #: Serializers that carry stored values.
 SERIALIZERS = ("json", "batch-msgpack", "pickle")
 
+#: What `retry_over_time` takes of Celery's policies.
+_POLICY = ("max_retries", "interval_start", "interval_step", "interval_max")
+
 #: Celery's message protocol that has headers.
 _WITH_HEADERS = 2
 
@@ -49,6 +52,14 @@ class AppPayloads:
         )
         #: Of calls of tasks that name none.
         self.serializer = conf.task_serializer
+        #: How often storing values is tried again, as for messages.
+        self.retry_policy = {
+            name: value
+            for name, value in (conf.task_publish_retry_policy or {}).items()
+            if name in _POLICY
+        }
+        #: Whether the store has taken a value of this process before.
+        self.is_allowed = False
         self._has_warned = False
 
     @classmethod

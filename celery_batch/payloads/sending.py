@@ -17,7 +17,7 @@ from celery_batch.protocol import PAYLOADS
 from celery_batch.serialization.stored_value import StoredValue
 from celery_batch.serialization.typed_json import encode_json
 
-__all__ = ["may_be_large", "with_stored_values"]
+__all__ = ["Uploads", "may_be_large", "with_stored_values"]
 
 #: Types of arguments that are never stored, whatever their value; texts only if they are long.
 _SMALL = frozenset((int, float, bool, type(None)))
@@ -28,8 +28,37 @@ _LONG = 1 << 12
 #: Bytes that one value of a list takes in a message, at least.
 _SHORTEST = 3
 
-#: What `retry_over_time` takes of Celery's policies.
-_POLICY = ("max_retries", "interval_start", "interval_step", "interval_max")
+
+class Uploads:
+    """Payloads of calls that are written together, and that are stored together before."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[str, Any, float]] = []
+        self._payloads: AppPayloads | None = None
+        #: Bytes of those that wait.
+        self.size = 0
+
+    def add(self, payloads: AppPayloads, upload: tuple[str, Any, float]) -> None:
+        """Add a payload of an app, with its key and the seconds until it expires."""
+        if payloads is not self._payloads:
+            self.flush()
+            self._payloads = payloads
+        self._waiting.append(upload)
+        self.size += len(upload[1])
+
+    def flush(self) -> None:
+        """
+        Store all of them.
+
+        Raises:
+            OperationalError: They are not all stored.
+        """
+        waiting, self._waiting, self.size = self._waiting, [], 0
+        if waiting and self._payloads is not None:
+            try:
+                _put(self._payloads, waiting)
+            except StoreRefused as error:
+                raise OperationalError(f"The payload store refuses values: {error}") from error
 
 
 def may_be_large(args: Any, kwargs: Any) -> bool:
@@ -47,7 +76,7 @@ def _is_small(value: Any) -> bool:
 
 
 def with_stored_values(
-    task: Any, args: Any, kwargs: Any, options: dict[str, Any]
+    task: Any, args: Any, kwargs: Any, options: dict[str, Any], uploads: Uploads | None = None
 ) -> tuple[Any, Any, dict[str, Any]]:
     """
     Store the large arguments of a call that is about to be sent.
@@ -57,6 +86,7 @@ def with_stored_values(
         args: Positional arguments, or None.
         kwargs: Keyword arguments, or None.
         options: As `apply_async` takes them.
+        uploads: Takes the values until the calls are written; None to store them at once.
 
     Returns:
         What to send: all three unchanged if nothing is large.
@@ -79,7 +109,7 @@ def with_stored_values(
     found_args, found_kwargs = _take_out(payloads, args, kwargs, taken)
     if not len(taken):
         return args, kwargs, options
-    data, reference = taken.data, taken.reference()
+    reference = taken.reference()
     if reference.total > payloads.settings.most:
         raise MessageTooLarge(
             f"{task.name}: the arguments have {reference.total} bytes, more than"
@@ -87,12 +117,10 @@ def with_stored_values(
         )
     task_id = options.get("task_id") or str(uuid4())
     seconds = payloads.settings.expires + _seconds_until_due(task, options)
-    try:
-        _put(task.app, payloads.store, reference.key(task_id), data, seconds)
-    except StoreRefused as error:
-        payloads.warn_once(
-            "The payload store refuses values, which travel in their messages: %s", error
-        )
+    upload = reference.key(task_id), taken.data, seconds
+    if uploads is not None and payloads.is_allowed:
+        uploads.add(payloads, upload)
+    elif not _is_stored(payloads, upload):
         return args, kwargs, options
     headers = {**(options.get("headers") or {}), PAYLOADS: list(reference)}
     return found_args, found_kwargs, {**options, "task_id": task_id, "headers": headers}
@@ -148,22 +176,32 @@ def _take_out_texts(settings: Any, args: Any, kwargs: Any, taken: Payloads) -> t
     return args, kwargs
 
 
-def _put(app: Any, store: Any, key: str, data: Any, seconds: float) -> None:
-    policy = {
-        name: value
-        for name, value in (app.conf.task_publish_retry_policy or {}).items()
-        if name in _POLICY
-    }
-    refused: list[StoreRefused] = []
+def _is_stored(payloads: AppPayloads, upload: tuple[str, Any, float]) -> bool:
+    """Store a payload now; False if that is not allowed."""
+    try:
+        _put(payloads, [upload])
+    except StoreRefused as error:
+        payloads.warn_once(
+            "The payload store refuses values, which travel in their messages: %s", error
+        )
+        return False
+    payloads.is_allowed = True
+    return True
+
+
+def _put(payloads: AppPayloads, uploads: list[tuple[str, Any, float]]) -> None:
+    store, refused = payloads.store, list[StoreRefused]()
+    if store is None:
+        return
 
     def put() -> None:
         try:
-            store.put(key, data, seconds)
+            store.put_many(uploads)
         except StoreRefused as error:  # trying again does not help
             refused.append(error)
 
     try:
-        retry_over_time(put, StoreError, **policy)
+        retry_over_time(put, StoreError, **payloads.retry_policy)
     except StoreError as error:
         raise OperationalError(f"The payload store cannot be reached: {error}") from error
     if refused:

@@ -70,6 +70,17 @@ class PayloadStore(ABC):
             StoreError: It is not stored.
         """
 
+    def put_many(self, payloads: Iterable[tuple[str, Any, float]]) -> None:
+        """
+        Store payloads, each with its key and the seconds until it expires.
+
+        Raises:
+            StoreRefused: That is not allowed.
+            StoreError: They are not all stored.
+        """
+        for key, data, seconds in payloads:
+            self.put(key, data, seconds)
+
     @abstractmethod
     def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
         """
@@ -123,8 +134,15 @@ class RedisPayloads(PayloadStore):
 
     def put(self, key: str, data: Any, seconds: float) -> None:
         """Store a payload; see `PayloadStore.put`."""
+        self.put_many(((key, data, seconds),))
+
+    def put_many(self, payloads: Iterable[tuple[str, Any, float]]) -> None:
+        """Store payloads in one round trip; see `PayloadStore.put_many`."""
+        pipeline = self._client.pipeline(transaction=False)
+        for key, data, seconds in payloads:
+            pipeline.set(self._prefix + key, memoryview(data), px=round(seconds * 1000))
         try:
-            self._client.set(self._prefix + key, memoryview(data), px=round(seconds * 1000))
+            pipeline.execute()
         except NoPermissionError as error:
             raise StoreRefused(str(error)) from error
         except (RedisError, OSError) as error:

@@ -21,6 +21,7 @@ from time import monotonic
 from typing import Any
 
 from celery_batch.client.results.result import copied
+from celery_batch.payloads.sending import Uploads
 
 __all__ = [
     "MOST_CHARACTERS",
@@ -249,6 +250,8 @@ class BulkWrite:
         self.confirmed: Any = None
         #: A producer that the caller holds, and with which to write: there may be no other.
         self.producer: Any = None
+        #: What is stored before the messages are written.
+        self.uploads = Uploads()
         self._messages: list[tuple[PreparedMessage, Any]] = []
         self._size = 0
         self._since = 0.0
@@ -276,7 +279,8 @@ class BulkWrite:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._messages) >= MOST_MESSAGES or self._size >= MOST_CHARACTERS
+        size = self._size + self.uploads.size
+        return len(self._messages) >= MOST_MESSAGES or size >= MOST_CHARACTERS
 
     def flush_if_due(self) -> None:
         """
@@ -302,11 +306,11 @@ class BulkWrite:
         if self.confirmed is not None:
             self.confirmed.flush()
         pairs, self._messages, self._size = self._messages, [], 0
-        if not pairs or self._send_buffer is None:
-            return
         messages = [message for message, _ in pairs]
         try:
-            self._send_buffer.send(messages, self.producer)
+            self.uploads.flush()
+            if self._send_buffer is not None and messages:
+                self._send_buffer.send(messages, self.producer)
         except Exception as error:
             self.failure = error
             raise

@@ -45,6 +45,7 @@ from celery_batch.client.publish.message import (
 from celery_batch.client.publish.transport import Transport
 from celery_batch.client.results.listener import ResultReader, listener_for
 from celery_batch.client_methods import ClientMethods
+from celery_batch.payloads.sending import may_be_large, with_stored_values
 from celery_batch.protocol import READS_PAYLOADS, REPLY_HEADER, SENT
 from celery_batch.serialization.arrays import describe
 from celery_batch.serialization.typed_json import escape_dicts
@@ -73,6 +74,23 @@ class Publisher(PerProcess):
         self._settings = settings
         self._templates = MessageTemplates(self._app)
         self._limiter = QueueLimiter(self._app, settings)
+
+    @staticmethod
+    def with_stored_values(
+        task: Any, args: Any, kwargs: Any, options: dict[str, Any]
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        """
+        Return what to send of a call: large arguments are stored beside its message.
+
+        Raises:
+            MessageTooLarge: They are larger than ``batch_max_payload_size``.
+            OperationalError: The store cannot be reached, or has no room.
+        """
+        if "headers" not in options and not may_be_large(args, kwargs):
+            return args, kwargs, options
+        bulk = current_bulk(task, options)
+        uploads = None if bulk is None else bulk.uploads
+        return with_stored_values(task, args, kwargs, options, uploads)
 
     def send(self, task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
         """
@@ -223,6 +241,7 @@ class Publisher(PerProcess):
         if not (_SINGLE - {"producer"} if is_canvas else _SINGLE).isdisjoint(options):
             return self._apply_singly(partial(apply, **options), bulk)
         if bulk.confirmed is not None:
+            bulk.uploads.flush()
             return bulk.confirmed.send(apply, options)
         with self._app.producer_or_acquire(options.get("producer")) as producer:
             connection = producer.connection
@@ -239,6 +258,7 @@ class Publisher(PerProcess):
             bulk.sent.append(result)
         elif driver == "amqp" and confirms and not is_canvas:
             bulk.confirmed = ConfirmedBulk(self._app, bulk)
+            bulk.uploads.flush()
             result = bulk.confirmed.send(apply, options)
         else:
             result = self._apply_singly(partial(apply, **options), bulk)
