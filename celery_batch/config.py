@@ -101,7 +101,7 @@ SETTINGS: dict[str, Any] = {
     "batch_metrics": None,
     "batch_cache_url": None,
     "batch_payload_store": None,
-    "batch_payload_threshold": 64 << 10,
+    "batch_payload_threshold": 16 << 10,
     "batch_payload_expires": 86_400.0,
     "batch_max_payload_size": 256 << 20,
 }
