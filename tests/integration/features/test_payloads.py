@@ -252,11 +252,11 @@ def test_nobody_reads_the_values_of_another_call(place: Place):
 def test_coroutines(place: Place):
     """Calls and results of coroutines are the same, beside the event loop."""
 
-    async def run() -> list[Any]:
+    async def _run() -> list[Any]:
         results = await asyncio.gather(*(place.arrays.adelay(large(n)) for n in range(6)))
         return await asyncio.gather(*results)
 
-    found = asyncio.run(run())
+    found = asyncio.run(_run())
     assert all(np.array_equal(2 * large(n), each) for n, each in enumerate(found))
 
 
