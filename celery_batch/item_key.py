@@ -54,8 +54,9 @@ class ItemKey:
             InvalidKey: The function raised, or the key is not hashable.
             TypeError: The arguments do not fit the function's parameters.
         """
-        has_all = not kwargs and len(args) == self._binder.width
-        return self._of(args if has_all else self._binder.bind(args, kwargs))
+        if kwargs or len(args) != self._binder.width:
+            args = self._binder.bind(args, kwargs)
+        return self._of(args)
 
     def of_rows(self, columns: Sequence[Sequence[Any]]) -> Hashable:
         """

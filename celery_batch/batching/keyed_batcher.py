@@ -258,25 +258,21 @@ class KeyedBatcher(Generic[T]):
         if request.urgency < key.urgency or key.aged is None or request.arrived < key.aged[0]:
             self._take_out(key)
             self._place(key)
-        elif not key.is_whole:
-            self._note_growth(key)
-
-    def _note_growth(self, key: _Key[T]) -> None:
-        """Look whether a key has a full batch, or a whole one, now that it has more requests."""
-        if not key.is_full and key.batcher.is_full:
+        elif key.is_full:
+            if not key.is_whole and key.batcher.has_whole_batch:
+                key.is_whole = True
+                self._whole_keys += 1
+        elif key.batcher.is_full:
             self._take_out(key)
             self._place(key)
-        elif key.is_full and key.batcher.has_whole_batch:
-            key.is_whole = True
-            self._whole_keys += 1
 
     def _new(self, name: Hashable) -> _Key[T]:
         finish, had_several = self._idle.pop(name, (0.0, self._had_several))
-        key = _Key(name, Batcher[T](self._policy, self._call_cost), finish)
-        key.batcher.had_several = had_several
+        batcher: Batcher[T] = Batcher(self._policy, self._call_cost)
+        batcher.had_several = had_several
         if self._draining:
-            key.batcher.drain()
-        return key
+            batcher.drain()
+        return _Key(name, batcher, finish)
 
     def _rebuild(self) -> None:
         """Put all keys into the orders again, which may all have changed their places."""

@@ -19,12 +19,12 @@ Rule 4: without a window, or where nothing is padded, first come, first served.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from math import inf
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from celery_batch.batching.batch import Request
@@ -56,13 +56,12 @@ class _Entry(Generic[T]):
 
     __slots__ = ("cost", "has_left", "number", "request", "rows", "work")
 
-    def __init__(self, number: int, request: Request[T], *, is_padded: bool) -> None:
+    def __init__(self, number: int, request: Request[T], work: float) -> None:
         self.number = number
         self.request: Request[T] | None = request
-        rows = self.rows = request.rows
-        cost = self.cost = request.cost
+        self.rows, self.cost = request.rows, request.cost
         #: What all its rows cost if none were padded.
-        self.work = cost * rows if is_padded else cost
+        self.work = work
         self.has_left = False
 
 
@@ -93,7 +92,9 @@ class LengthQueue(Generic[T]):
         #: The cost of the longest row that waits; not kept while a batch is full.
         self._longest = 0.0
         #: Those among which a batch is chosen, by cost and, where that is equal, by arrival.
-        self._window: list[tuple[float, int, _Entry[T]]] = []
+        self._window: list[_Entry[T]] = []
+        #: The cost of each.
+        self._costs: list[float] = []
         self._window_rows, self._window_cost = 0, 0.0
         #: The number of the last request that was let into it.
         self._last_in_window = 0
@@ -142,7 +143,7 @@ class LengthQueue(Generic[T]):
 
     def _restart_window(self) -> None:
         """Forget what is due, and let all that wait into the window again, if there is one."""
-        self._window, self._window_rows, self._window_cost = [], 0, 0.0
+        self._window, self._costs, self._window_rows, self._window_cost = [], [], 0, 0.0
         self._due.clear()
         self._last_in_window = 0
         waiting = [entry for entry in self._arrivals if not entry.has_left]
@@ -151,19 +152,21 @@ class LengthQueue(Generic[T]):
 
     def append(self, request: Request[T]) -> None:
         """Add a request behind all others."""
+        rows, cost = request.rows, request.cost
+        work = cost * rows if self._is_padded else cost
         self._added += 1
-        entry = _Entry(self._added, request, is_padded=self._is_padded)
+        entry = _Entry(self._added, request, work)
         self._arrivals.append(entry)
         self._length += 1
-        self.rows += entry.rows
-        self.cost += entry.work
+        self.rows += rows
+        self.cost += work
         if self._sort_window:
             self._unscheduled.append(entry)
             self._behind_window.append(entry)
         if self.is_full:
             self.is_one_batch = False
             return
-        self._longest = max(self._longest, entry.cost)
+        self._longest = max(self._longest, cost)
         self._look_for_room()
 
     def take(self) -> list[Request[T]]:
@@ -211,9 +214,11 @@ class LengthQueue(Generic[T]):
         waiting = self._unscheduled
         while waiting and waiting[0].has_left:  # that order cannot be behind the queue
             waiting.popleft()
-        for entry in Load(self._limits).take_from(waiting):
-            self._last_scheduled = entry.number
+        scheduled = Load(self._limits).take_from(waiting)
+        for _ in scheduled:
             waiting.popleft()
+        if scheduled:
+            self._last_scheduled = scheduled[-1].number
         return self._last_scheduled
 
     def _take_due(self) -> list[_Entry[T]]:
@@ -245,13 +250,13 @@ class LengthQueue(Generic[T]):
     def _shorter(self, load: Load) -> list[_Entry[T]]:
         """Return entries that fit beside others and are no longer than these, the longest first."""
         found, call_cost = [], self._known_cost(_LEAST_OF_BACKLOG)
-        at = bisect_right(self._window, (load.longest, self._added + 1))
+        at = bisect_right(self._costs, load.longest)
         while at and not load.is_full:
             at -= 1
-            cost, _, entry = self._window[at]
+            entry = self._window[at]
             if entry.has_left:
                 continue
-            if cost * (call_cost + load.cost) < load.longest * load.work:
+            if entry.cost * (call_cost + load.cost) < load.longest * load.work:
                 break  # it is cheaper in another call
             if load.offer(entry):
                 found.append(entry)
@@ -260,11 +265,11 @@ class LengthQueue(Generic[T]):
     def _longer(self, load: Load) -> list[_Entry[T]]:
         """Return entries that fit beside others, though longer than these, the shortest first."""
         found, call_cost = [], self._known_cost(_LEAST_OF_BACKLOG)
-        at = bisect_right(self._window, (load.longest, self._added + 1))
+        at = bisect_right(self._costs, load.longest)
         of_call = self._limits.of_call
         while at < len(self._window):
-            cost, _, entry = self._window[at]
-            with_it = call_cost + of_call(cost, load.rows + entry.rows)
+            entry = self._window[at]
+            with_it = call_cost + of_call(entry.cost, load.rows + entry.rows)
             if (load.work + entry.work) * (call_cost + load.cost) < load.work * with_it:
                 break  # the others are cheaper without it
             if not load.offer(entry):
@@ -276,8 +281,7 @@ class LengthQueue(Generic[T]):
     def _bounds(self) -> tuple[int, int]:
         """Return the bounds, in the window, of the batch with the oldest entry."""
         window, limits = self._window, self._limits
-        oldest = self._arrivals[0]
-        at = bisect_left(window, (oldest.cost, oldest.number))
+        at = bisect_left(self._costs, self._arrivals[0].cost)  # of equal ones the oldest is first
         if self.is_one_batch:
             return _cheapest_part(window, at, limits, self._known_cost(_LEAST))
         if not self.may_divide or limits.sizes or limits.lengths:
@@ -291,28 +295,30 @@ class LengthQueue(Generic[T]):
         """Remove entries; return their requests, the oldest first."""
         if self._sort_window:
             self._leave_window([each for each in entries if each.number <= self._last_in_window])
-        return self._forget(entries)
+        return self._forget(entries, sum(map(_rows, entries)), sum(map(_work, entries)))
 
     def _remove_slice(self, start: int, end: int) -> list[Request[T]]:
         """Remove a slice of the window; return its requests, the oldest first."""
-        entries = [entry for _, _, entry in self._window[start:end]]
-        del self._window[start:end]
-        self._window_rows -= sum(map(_rows, entries))
-        self._window_cost -= sum(map(_work, entries))
-        return self._forget(entries)
+        entries = self._window[start:end]
+        del self._window[start:end], self._costs[start:end]
+        rows, work = sum(map(_rows, entries)), sum(map(_work, entries))
+        self._window_rows -= rows
+        self._window_cost -= work
+        return self._forget(entries, rows, work)
 
-    def _forget(self, entries: list[_Entry[T]]) -> list[Request[T]]:
+    def _forget(self, entries: list[_Entry[T]], rows: int, work: float) -> list[Request[T]]:
         """Note that entries have left the queue; return their requests, the oldest first."""
         entries.sort(key=_number)
-        removed = [entry.request for entry in entries if entry.request]
+        removed = [entry.request for entry in entries if entry.request is not None]
         for entry in entries:
-            entry.has_left, entry.request = True, None
-        self.rows -= sum(map(_rows, entries))
-        self.cost -= sum(map(_work, entries))
+            entry.request, entry.has_left = None, True
+        self.rows -= rows
+        self.cost -= work
         self._length -= len(entries)
-        while self._arrivals and self._arrivals[0].has_left:
-            self._arrivals.popleft()
-        self._arrivals = _compact(self._arrivals, self._length)
+        arrivals = self._arrivals
+        while arrivals and arrivals[0].has_left:
+            arrivals.popleft()
+        self._arrivals = _compact(arrivals, self._length)
         self._unscheduled = _compact(self._unscheduled, self._length)
         if not self._length:
             self.cost = self._window_cost = 0.0  # without the error of float arithmetic
@@ -350,11 +356,10 @@ class LengthQueue(Generic[T]):
         if not entries:
             return
         costs = [entry.cost for entry in entries]
-        start = bisect_left(self._window, min(costs), key=itemgetter(0))
-        end = bisect_right(self._window, max(costs), key=itemgetter(0))
+        start, end = bisect_left(self._costs, min(costs)), bisect_right(self._costs, max(costs))
         leaving = set(map(_number, entries))
-        kept = [each for each in self._window[start:end] if each[1] not in leaving]
-        self._window[start:end] = kept
+        kept = [each for each in self._window[start:end] if each.number not in leaving]
+        self._window[start:end], self._costs[start:end] = kept, [each.cost for each in kept]
         self._window_rows -= sum(map(_rows, entries))
         self._window_cost -= sum(map(_work, entries))
 
@@ -366,13 +371,17 @@ class LengthQueue(Generic[T]):
         """
         most_rows = self._sort_window * self._limits.rows
         most_cost = self._sort_window * self._limits.cost
-        window, behind = self._window, self._behind_window
-        while behind and self._window_rows < most_rows and self._window_cost < most_cost:
+        window, costs, behind = self._window, self._costs, self._behind_window
+        rows, cost = self._window_rows, self._window_cost
+        while behind and rows < most_rows and cost < most_cost:
             entry = behind.popleft()
-            insort(window, (entry.cost, entry.number, entry))
-            self._window_rows += entry.rows
-            self._window_cost += entry.work
+            at = bisect_right(costs, entry.cost)
+            costs.insert(at, entry.cost)
+            window.insert(at, entry)
+            rows += entry.rows
+            cost += entry.work
             self._last_in_window = entry.number
+        self._window_rows, self._window_cost = rows, cost
 
 
 def _compact(entries: deque[_Entry[T]], waiting: int) -> deque[_Entry[T]]:
@@ -382,9 +391,7 @@ def _compact(entries: deque[_Entry[T]], waiting: int) -> deque[_Entry[T]]:
     return deque(entry for entry in entries if not entry.has_left)
 
 
-def _least_padded(
-    window: Sequence[tuple[float, int, _Entry[T]]], at: int, limits: CostLimits
-) -> tuple[int, int]:
+def _least_padded(window: Sequence[_Entry[T]], at: int, limits: CostLimits) -> tuple[int, int]:
     """
     Return the bounds of the slice that pads least, of those that are as large as can be.
 
@@ -394,24 +401,23 @@ def _least_padded(
         limits: The largest batch.
     """
     start, end, of_call = at, at + 1, limits.of_call
-    longest, rows = window[at][0], window[at][2].rows
+    longest, rows = window[at].cost, window[at].rows
     count, total, most = rows, rows * longest, limits.most_rows(longest)
     while start:  # the first slice
-        cost, _, entry = window[start - 1]
-        rows = entry.rows
-        if count + rows > most:
+        entry = window[start - 1]
+        if count + entry.rows > most:
             break
         start -= 1
-        count += rows
-        total += rows * cost
+        count += entry.rows
+        total += entry.work
     best, bounds = -1.0, (start, end)
     while True:
         padded = of_call(longest, count)
         if end == len(window):
             next_rows, next_most = 0, -1
         else:
-            longest, _, entry = window[end]
-            next_rows, next_most = entry.rows, limits.most_rows(longest)
+            longest = window[end].cost
+            next_rows, next_most = window[end].rows, limits.most_rows(longest)
         if count + next_rows > next_most and (not padded or total >= best * padded):
             best, bounds = (total / padded if padded else 1.0), (start, end)
         if end == len(window):
@@ -420,16 +426,15 @@ def _least_padded(
         count += next_rows
         total += next_rows * longest
         while count > next_most and start <= at:
-            cost, _, entry = window[start]
-            count -= entry.rows
-            total -= entry.rows * cost
+            count -= window[start].rows
+            total -= window[start].work
             start += 1
         if start > at:
             return bounds
 
 
 def _cheapest_part(
-    window: Sequence[tuple[float, int, _Entry[T]]], at: int, limits: CostLimits, call_cost: float
+    window: Sequence[_Entry[T]], at: int, limits: CostLimits, call_cost: float
 ) -> tuple[int, int]:
     """
     Return the bounds of the slice with an entry, where entries are cut as long as that is cheaper.
@@ -442,13 +447,13 @@ def _cheapest_part(
     """
     start, end, of_call = 0, len(window), limits.of_call
     while True:
-        rows = sum(entry.rows for _, _, entry in window[start:end])
-        longest, before, cut = window[end - 1][0], 0, end
+        rows = sum(map(_rows, window[start:end]))
+        longest, before, cut = window[end - 1].cost, 0, end
         least = of_call(longest, rows)
         for index in range(start + 1, end):
-            cost, _, entry = window[index - 1]
+            entry = window[index - 1]
             before += entry.rows
-            apart = call_cost + of_call(cost, before) + of_call(longest, rows - before)
+            apart = call_cost + of_call(entry.cost, before) + of_call(longest, rows - before)
             if apart < least:
                 least, cut = apart, index
         if cut == end:
@@ -457,7 +462,7 @@ def _cheapest_part(
 
 
 def _most_work(
-    window: Sequence[tuple[float, int, _Entry[T]]], at: int, limits: CostLimits, call_cost: float
+    window: Sequence[_Entry[T]], at: int, limits: CostLimits, call_cost: float
 ) -> tuple[int, int]:
     """
     Return the bounds of the slice whose rows cost most without padding, for the cost of its call.
@@ -472,12 +477,13 @@ def _most_work(
         call_cost: What a call costs beside its rows.
     """
     most_rows, most_cost = limits.rows, limits.cost
-    longest, _, entry = window[at]
+    entry = window[at]
+    longest = entry.cost
     start, end, count, total = at, at + 1, entry.rows, entry.work
     most, padded = limits.most_rows(longest), longest * count
     while start:  # the first slice: all shorter ones that are worth it
-        cost, _, entry = window[start - 1]
-        if count + entry.rows > most or cost * (call_cost + padded) < longest * total:
+        entry = window[start - 1]
+        if count + entry.rows > most or entry.cost * (call_cost + padded) < longest * total:
             break
         start -= 1
         count += entry.rows
@@ -486,15 +492,16 @@ def _most_work(
     spent = call_cost + padded
     best, bounds = total / spent if spent else inf, (start, end)
     while end < len(window):
-        longest, _, entry = window[end]
+        entry = window[end]
+        longest = entry.cost
         end += 1
         count += entry.rows
         total += entry.work
         padded = longest * count
         while start < at:
-            cost, _, entry = window[start]
+            entry = window[start]
             is_too_much = count > most_rows or padded > most_cost
-            if not is_too_much and cost * (call_cost + padded) >= longest * total:
+            if not is_too_much and entry.cost * (call_cost + padded) >= longest * total:
                 break
             start += 1
             count -= entry.rows

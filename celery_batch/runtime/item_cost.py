@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf, nan
@@ -42,6 +43,8 @@ class ItemCost:
         self._name = name
         self._binder = RowBinder(signature)
         self._largest = inf if largest is None else largest
+        #: The highest cost of which nothing has to be looked at.
+        self._most = min(self._largest, sys.float_info.max)
         self._is_interrupt = is_interrupt
         #: Takes a row.
         self._function: Callable[[Sequence[Any]], Any]
@@ -59,8 +62,9 @@ class ItemCost:
             ItemTooLarge: It is higher than that of any item may be.
             TypeError: The arguments do not fit the function's parameters.
         """
-        has_all = not kwargs and len(args) == self._binder.width
-        return self._of(args if has_all else self._binder.bind(args, kwargs))
+        if kwargs or len(args) != self._binder.width:
+            args = self._binder.bind(args, kwargs)
+        return self._of(args)
 
     def of_rows(self, columns: Sequence[Sequence[Any]]) -> list[float | InvalidCost | ItemTooLarge]:
         """Return the cost of each row, or the error of a row that has none."""
@@ -75,8 +79,9 @@ class ItemCost:
     def _of(self, row: Sequence[Any]) -> float:
         try:
             found = self._function(row)
-            is_number = type(found) in _NUMBERS or isinstance(found, Real)
-            cost = float(found) if is_number else nan
+            if type(found) in _NUMBERS and 0 <= found <= self._most:  # as nearly always
+                return float(found)
+            cost = float(found) if isinstance(found, Real) else nan
         except BaseException as error:
             if self._is_interrupt(error):
                 raise  # it is the whole batch's, or the worker's

@@ -256,6 +256,24 @@ def test_rows_that_are_worth_their_padding_leave_together():
     assert [0, 1, 2] == [each.item for each in queue.take()]
 
 
+@pytest.mark.parametrize(
+    ("costs", "call_cost", "expected"),
+    [
+        ([50.0, 40.0, 60.0, 60.0], 100.0, [[0, 2, 3], [1]]),
+        ([50.0, 50.0, 90.0, 90.0], 40.0, [[0, 1], [2, 3]]),
+    ],
+    ids=["longer ones are worth it", "longer ones are not"],
+)
+def test_of_a_backlog_those_leave_with_which_most_is_done(costs, call_cost, expected):
+    """Beside the oldest, of more than a batch: a call costs as much as some padding."""
+    limits = CostLimits(3, 800.0, is_padded=True)
+    queue: LengthQueue[int] = LengthQueue(limits, 8, CallCost(call_cost))
+    for n, cost in enumerate(costs):
+        queue.append(Request(n, float(n), cost=cost))
+
+    assert expected == [[each.item for each in queue.take()] for _ in range(2)]
+
+
 def test_longer_ones_that_do_not_fit_beside_the_oldest():
     """The oldest leaves without them, though it would be worth its padding."""
     queue: LengthQueue[int] = LengthQueue(CostLimits(8, 80.0, is_padded=True), 8, CallCost(30.0))

@@ -217,10 +217,10 @@ class BatchRequest(Request):  # type: ignore[misc]
             or len(self._message.body or b"") > _LARGEST_COUNTED
         )
         if item_cost is not None and self.cost is None:
-            if is_usual and policy.max_batch_cost is not None:
+            most = policy.max_batch_cost
+            if is_usual and most is not None:
                 cost = self._own_cost(item_cost, self._args, self._kwargs)
-                most = policy.max_batch_cost
-                self.cost = self.work = min(most, cost)
+                self.cost = self.work = most if cost > most else cost  # noqa: FURB136 (half the time)
             else:
                 self._compute_cost(item_cost, policy)
         if item_key is not None and self.batch_key is None:

@@ -42,8 +42,11 @@ _NEVER = float("inf")
 #: of all that wait from which on no more are read ahead.
 KEY_WINDOW, _MOST_BYTES = 128, 64 << 20
 
-#: The part of what batches usually take that the latest one decides.
+#: The part of what is usual that the latest batch or body decides.
 _LATEST = 0.2
+
+#: How many bodies come between two that are measured.
+_EVERY = 15
 
 #: Seconds after its latest batch for which a task counts as one that shares the device.
 _IN_USE = 60.0
@@ -62,8 +65,10 @@ class TaskQueue:
         processes: Returns how many batches can run at once.
     """
 
-    #: The bytes of a usual body, as of late; measured where batches are formed by key.
+    #: The bytes of a usual body, as of late, and how many come before the next that is measured;
+    #: where batches are formed by key.
     _body_bytes = 0.0
+    _unseen_bodies = 0
 
     #: Seconds of a whole batch in the model, as of late; None before one has ended.
     usual_seconds: float | None = None
@@ -217,8 +222,12 @@ class TaskQueue:
             task_request.measure(self._policy, self._item_cost, self._item_key)
         if self._row_digest is not None and task_request.row_digest is None:
             task_request.compute_digest(self._row_digest)
-        if self._by_key is not None and is_new:
-            self._body_bytes += (len(task_request.body or b"") - self._body_bytes) / 64
+        if is_new and self._by_key is not None:
+            self._unseen_bodies -= 1
+            if self._unseen_bodies < 0:
+                self._unseen_bodies = _EVERY
+                size = len(task_request.body or b"")
+                self._body_bytes += _LATEST * (size - self._body_bytes)
         if is_new and self._arrivals is not None:
             cost = task_request.cost or 0.0
             if not self._arrivals.note(task_request.arrived, cost, task_request.rows):
@@ -364,8 +373,10 @@ class TaskQueue:
         self.rows += rows
         limits_cost = self._item_cost is not None
         # A duplicate is no work: its rows are 0.
-        works = (each.item.work for each in batch.requests if each.rows)
-        self.work += sum(works) if limits_cost else rows
+        if limits_cost:
+            self.work += sum([each.item.work for each in batch.requests if each.rows])
+        else:
+            self.work += rows
         size = self.sizes.setdefault(1 << max(rows - 1, 0).bit_length(), [0, 0])
         size[0] += 1
         size[1] += rows
