@@ -37,6 +37,8 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     batch_overlap=bool(os.environ.get("BENCH_OVERLAP", "1")),
     batch_cache_url=os.environ.get("BENCH_CACHE_URL"),
+    result_serializer=os.environ.get("BENCH_RESULT_SERIALIZER", "json"),
+    result_accept_content=["json", "batch-msgpack"],
     batch_payload_store=os.environ.get("BENCH_PAYLOAD_STORE"),
 )
 

@@ -41,7 +41,14 @@ def _measure(effort: Effort) -> dict[str, Any]:
         name: {key: statistics.median(each[name][key] for each in rounds) for key in figures}
         for name, figures in rounds[0].items()
     }
-    return {"rows": rows, "rounds": rounds, "huge": huge, "files": files}
+    serializer = stack.app.conf.result_serializer
+    return {
+        "rows": rows,
+        "rounds": rounds,
+        "huge": huge,
+        "files": files,
+        "serializer": serializer,
+    }
 
 
 def _round(stack: Stack, server: RedisServer, effort: Effort) -> dict[str, Any]:
@@ -160,7 +167,7 @@ def _received(client: redis.Redis, task: Any, value: Any, trips: int) -> float:
 
 def _tables(data: dict[str, Any]) -> list[ResultTable]:
     rows, images = data["rows"], data["rows"]["images"]
-    base = rows["number"]
+    base, serializer = rows["number"], data["serializer"]
     outputs = [
         (
             label,
@@ -189,7 +196,7 @@ def _tables(data: dict[str, Any]) -> list[ResultTable]:
     ]
     shape = "x".join(map(str, IMAGE))
     return [
-        ResultTable(f"Vectors of {VECTOR} float32 as results, in JSON", heads, outputs),
+        ResultTable(f"Vectors of {VECTOR} float32 as results, in {serializer}", heads, outputs),
         ResultTable(f"A float32 image of {shape} as an argument", ("", "ms"), trips),
         ResultTable("Files, and arrays beside a model that takes time", ("", ""), others),
     ]
