@@ -15,8 +15,8 @@ import re
 import zlib
 from collections.abc import Sequence
 from itertools import accumulate
+from os import urandom
 from typing import Any, NamedTuple, Self
-from uuid import uuid4
 
 from celery_batch.errors import InvalidPayload
 from celery_batch.serialization.arrays import array_parts, encoded_array, is_array
@@ -140,7 +140,7 @@ class Payloads:
         checksum = 0
         for buffer in self._buffers:
             checksum = zlib.crc32(buffer, checksum)
-        return PayloadReference(uuid4().hex[:16], self._sizes, checksum)
+        return PayloadReference(urandom(8).hex(), self._sizes, checksum)
 
 
 def _aligned(size: int) -> int:

@@ -187,7 +187,8 @@ class CallSeries(NamedTuple):
             args: Positional arguments, or None.
             kwargs: Keyword arguments, or None.
             bulk: Takes the message until it is written; None to write it at once.
-            own: The options that this series has left to its calls, all of them.
+            own: The options that this series has left to its calls, all of them, and the call's
+                ``task_id`` if it has one.
             frozen: The result, if there is one already.
 
         Raises:
@@ -203,7 +204,7 @@ class CallSeries(NamedTuple):
             task.__header__(*args, **kwargs)
         if not isinstance(args, (list, tuple)):
             raise TypeError("task args must be a list or tuple")
-        task_id = options.get("task_id") or new_id()
+        task_id = own.get("task_id") or options.get("task_id") or new_id()
         values: Fields = {
             "task_id": task_id,
             "root_id": self.root_id or task_id,

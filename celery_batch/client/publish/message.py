@@ -32,6 +32,7 @@ from celery_batch.client.publish.buffer import PreparedMessage
 from celery_batch.config import SettingsSnapshot, max_queue_of
 from celery_batch.protocol import READS_PAYLOADS, REPLY_HEADER, SENT
 from celery_batch.serialization.arrays import describe
+from celery_batch.serialization.stored_value import StoredValue
 from celery_batch.serialization.typed_json import encode_json
 
 __all__ = [
@@ -195,6 +196,8 @@ def _plain_repr(value: Any) -> str | None:
     kind = type(value)
     if kind is str:
         return "'" + value.replace("'", "\\'") + "'" if len(value) < _LONG else None
+    if kind is StoredValue:
+        return repr(value)
     return str(value) if kind in _NUMBERS else None
 
 

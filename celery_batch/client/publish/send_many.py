@@ -12,11 +12,12 @@ from kombu.exceptions import OperationalError
 
 from celery_batch.client.backpressure import QueueLimiter, already_admitted, items_of
 from celery_batch.client.publish.buffer import BulkWrite, call_in_bulk, canvas_bulk
-from celery_batch.client.publish.fast_publish import expect_members
+from celery_batch.client.publish.fast_publish import CallSeries, expect_members
 from celery_batch.client.publish.publisher import Publisher
 from celery_batch.client_methods import ClientMethods
 from celery_batch.errors import BatchError, ConfigurationError
-from celery_batch.payloads.sending import may_be_large
+from celery_batch.payloads.sending import may_be_large, with_stored_values
+from celery_batch.protocol import PAYLOADS
 
 __all__ = [
     "PartlySent",
@@ -73,19 +74,52 @@ def apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[
     publisher = Publisher.of(task.app)
     results: list[Any] = []
     with publisher.limiter().admit_rows(task, options, rows) as admitted, _bulk(results) as bulk:
-        series = None
+        sender = _ManySender(task, options, bulk)
         for args, kwargs in admitted:  # a generator of rows may send and wait meanwhile
-            if series is None or not series.holds():
-                series = Publisher.of(task.app).series(task, options)
-            result = None
-            if series is not None and not may_be_large(args, kwargs):
-                result = series.send(args, kwargs, bulk)
+            result = sender.send(args, kwargs)
             if result is None:
                 result = call_in_bulk(
                     bulk, task, partial(task.apply_async, args, kwargs, **options)
                 )
             results.append(result)
     return results
+
+
+class _ManySender:
+    """Makes many calls of a task on the fast path, with what they have in common looked up once."""
+
+    def __init__(self, task: Any, options: dict[str, Any], bulk: BulkWrite) -> None:
+        self._task, self._options, self._bulk = task, options, bulk
+        #: Of calls without and with headers of their own.
+        self._series: dict[bool, CallSeries | None] = {}
+
+    def send(self, args: Any, kwargs: Any) -> Any:
+        """Make a call, and return its result; None if it takes another path."""
+        if not may_be_large(args, kwargs):
+            series = self._series_of(has_headers=False)
+            return series and series.send(args, kwargs, self._bulk)
+        series = self._series_of(has_headers=True)
+        if series is None:
+            return None  # before anything is stored
+        args, kwargs, options = with_stored_values(
+            self._task, args, kwargs, self._options, self._bulk.uploads
+        )
+        headers = options.get("headers") or {}
+        if PAYLOADS in headers:
+            own = {"headers": headers, "task_id": options["task_id"]}
+            return series.send(args, kwargs, self._bulk, own=own)
+        series = self._series_of(has_headers=False)
+        return series and series.send(args, kwargs, self._bulk)
+
+    def _series_of(self, *, has_headers: bool) -> CallSeries | None:
+        series = self._series.get(has_headers)
+        if series is None or not series.holds():
+            publisher, options = Publisher.of(self._task.app), self._options
+            if has_headers:  # which a call has that has stored values
+                options = {**options, "headers": {**(options.get("headers") or {}), PAYLOADS: []}}
+            series = publisher.series(self._task, options, ["headers"] if has_headers else ())
+            self._series[has_headers] = series
+        return series
 
 
 def apply_chunks(task: Any, chunks: Iterable[Any], options: dict[str, Any]) -> list[Any]:
