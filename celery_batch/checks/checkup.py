@@ -9,6 +9,7 @@ from typing import TypeAlias
 from celery_batch.checks import (
     broker_checks,
     machine_checks,
+    payloads_checks,
     results_checks,
     tasks_checks,
     workers_checks,
@@ -23,7 +24,14 @@ Check: TypeAlias = Callable[[Facts], Iterator[Finding]]
 #: The public functions of the modules of checks, in the order in which they are defined.
 CHECKS: tuple[Check, ...] = tuple(
     check
-    for module in (tasks_checks, machine_checks, broker_checks, results_checks, workers_checks)
+    for module in (
+        tasks_checks,
+        machine_checks,
+        broker_checks,
+        results_checks,
+        payloads_checks,
+        workers_checks,
+    )
     for name, check in vars(module).items()
     if isfunction(check) and check.__module__ == module.__name__ and not name.startswith("_")
 )

@@ -10,6 +10,7 @@ from typing import Any
 from celery.concurrency import ALIASES
 
 from celery_batch.checks.collect_machine import this_machine
+from celery_batch.checks.collect_payloads import payloads_of
 from celery_batch.checks.collect_servers import broker_of, cache_of, depths_of, results_of, why
 from celery_batch.checks.collect_workers import workers_of
 from celery_batch.checks.facts import Facts, Worker
@@ -48,6 +49,7 @@ def collect(app: Any) -> Facts:
         broker=broker,
         results=results_of(app),
         cache=cache_of(app, [task.name for task in tasks if task.cache_ttl is not None]),
+        payloads=payloads_of(app) if tasks else None,
         machine=this_machine(wants_gpu=any(name.startswith("cuda") for name in devices or ())),
         workers=workers,
         unasked=unasked,

@@ -17,7 +17,7 @@ from celery_batch.cluster.control_client import impatient_connection
 from celery_batch.errors import ConfigurationError
 from celery_batch.worker.redis.answer_cache import cache_backend
 
-__all__ = ["broker_of", "cache_of", "depths_of", "results_of", "why"]
+__all__ = ["broker_of", "cache_of", "depths_of", "redis_of", "results_of", "why"]
 
 
 def broker_of(app: Any) -> Server:
@@ -34,7 +34,7 @@ def broker_of(app: Any) -> Server:
             if kind == "redis":
                 channel = connection.default_channel
                 options = tuple(channel.from_transport_options)
-                redis = _redis(channel.client)
+                redis = redis_of(channel.client)
                 version = f"Redis {redis.info['redis_version']}" if redis.info else ""
                 return Server(kind=kind, url=url, version=version, redis=redis, options=options)
             return Server(kind=kind, url=url, version=_product(connection))
@@ -52,7 +52,7 @@ def results_of(app: Any) -> Server:
         if not ResultReader.supports(app.backend):
             kind = type(app.backend).__name__.removesuffix("Backend").lower()
             return Server(kind=kind, url=url)
-        return Server(kind="redis", url=url, redis=_redis(ResultReader(app.backend).client()))
+        return Server(kind="redis", url=url, redis=redis_of(ResultReader(app.backend).client()))
     except Exception as error:  # noqa: BLE001 (no such backend, or no library for it, or away)
         return Server(kind="unknown", url=url, error=why(error))
 
@@ -67,7 +67,7 @@ def cache_of(app: Any, tasks: Sequence[str]) -> Server | None:
         return Server(kind="none", error=str(error))
     url = maybe_sanitize_url(str(backend.as_uri()))
     try:
-        return Server(kind="redis", url=url, redis=_redis(ResultReader(backend).client()))
+        return Server(kind="redis", url=url, redis=redis_of(ResultReader(backend).client()))
     except Exception as error:  # noqa: BLE001 (whatever the server or its library raises)
         return Server(kind="redis", url=url, error=why(error))
 
@@ -81,7 +81,8 @@ def depths_of(app: Any, queues: set[str]) -> dict[str, int]:
     return {}
 
 
-def _redis(client: Any) -> Redis:
+def redis_of(client: Any) -> Redis:
+    """Return the state of the Redis that a client is connected to."""
     return Redis(
         info=_if_permitted(client.info),
         snapshots=_snapshots(client),

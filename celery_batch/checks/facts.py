@@ -12,7 +12,7 @@ from typing import Any
 
 from celery_batch.cluster.state import reports_of
 
-__all__ = ["Facts", "Machine", "Redis", "Server", "Torch", "Worker"]
+__all__ = ["Facts", "Machine", "PayloadFacts", "Redis", "Server", "Torch", "Worker"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,33 @@ class Server:
     version: str = ""
     redis: Redis | None = None
     options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PayloadFacts:
+    """
+    Where large values lie.
+
+    Args:
+        kind: ``redis``, ``directory``, or an object store's scheme; ``none`` where there is no
+            store, ``off`` where the setting says so, ``unknown`` where the setting is wrong.
+        url: Where it is, without the password; the path of a directory.
+        error: Why it cannot be used; empty if it can.
+        refused: Why it takes nothing from this user; empty if it does.
+        redis: Its state, if it is a Redis.
+        is_missing: Whether it is a directory that does not exist.
+        expired: Files of a directory whose time is over; None for other stores.
+        overdue: Those of them that a worker should have deleted by now.
+    """
+
+    kind: str
+    url: str = ""
+    error: str = ""
+    refused: str = ""
+    redis: Redis | None = None
+    is_missing: bool = False
+    expired: int | None = None
+    overdue: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +183,7 @@ class Facts:
         broker: Where messages are.
         results: Where results are.
         cache: Where answers are kept, for tasks with ``cache_ttl``; None if no task has it.
+        payloads: Where large values lie; None if that is not known.
         machine: This one.
         workers: Those that have answered; None if they could not be asked.
         unasked: Why they could not be asked; empty where the broker's error says it.
@@ -173,6 +201,7 @@ class Facts:
     broker: Server
     results: Server
     cache: Server | None = None
+    payloads: PayloadFacts | None = None
     machine: Machine
     workers: tuple[Worker, ...] | None = ()
     unasked: str = ""

@@ -34,7 +34,8 @@ class PayloadRelease:
     """
     What a worker's main process does with the payloads of the requests that it holds.
 
-    A thread does it, since a store may be slow; it starts with the first payload.
+    A thread does it, since a store may be slow; it starts with the first payload, or at once where
+    files expire.
 
     Args:
         app: The Celery app.
@@ -65,6 +66,12 @@ class PayloadRelease:
     def _interval(self) -> float:
         return AppPayloads.of(self._app).settings.expires / _RENEWALS
 
+    def start(self) -> None:
+        """Delete files that have expired from now on, also if no request here has a payload."""
+        if isinstance(AppPayloads.of(self._app).store, DirectoryPayloads):
+            with self._lock:
+                self._start()
+
     def hold(self, request: Any) -> None:
         """Renew the payload of a request until it is released, or the request is gone."""
         with self._lock:
@@ -94,7 +101,7 @@ class PayloadRelease:
 
     def _run(self) -> None:
         while not self._is_closed:
-            self._wakeup.wait(self._interval)
+            self._wakeup.wait(min(self._interval, _SWEEP))
             self._wakeup.clear()
             if not self._is_closed:
                 time.sleep(_DELAY)

@@ -125,12 +125,13 @@ class RedisPayloads(PayloadStore):
     """
 
     def __init__(self, backend: Any) -> None:
-        self._backend = backend
+        #: Of that server.
+        self.backend = backend
         self._prefix = backend._transport_options.get("global_keyprefix", "") + PREFIX  # noqa: SLF001
 
     @property
     def _client(self) -> Any:
-        return self._backend.client
+        return self.backend.client
 
     def put(self, key: str, data: Any, seconds: float) -> None:
         """Store a payload; see `PayloadStore.put`."""
@@ -262,9 +263,14 @@ class DirectoryPayloads(PayloadStore):
         except OSError as error:
             raise StoreError(str(error)) from error
 
-    def expired(self) -> list[Path]:
-        """Return the files whose payloads have expired, or that were never finished."""
-        now = time.time()
+    def expired(self, ago: float = 0.0) -> list[Path]:
+        """
+        Return the files whose payloads have expired, or that were never finished.
+
+        Args:
+            ago: Seconds for which they have been so, at least.
+        """
+        now = time.time() - ago
         found = []
         with suppress(FileNotFoundError):
             for entry in os.scandir(self.path):

@@ -22,6 +22,7 @@ from celery_batch.compat.celery import defer_signals, reconnect_soon
 from celery_batch.config import LARGEST_BATCH, Settings, milliseconds_warnings, policy_of
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed
 from celery_batch.item_key import item_key_of
+from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.payloads.release import PayloadRelease
 from celery_batch.runtime import registry
 from celery_batch.worker.bulk import BulkPath
@@ -81,6 +82,8 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         self._context = WorkerContext.of(worker)
         self.tasks = self._context.tasks = served_tasks(worker.app)
         check_caches(self.tasks)
+        if self.tasks:
+            AppPayloads.of(worker.app)  # raises for a store that is not known
         self._context.routed = frozenset(self._names)
         self._warm_up: WarmUp | None = None
         self._concurrency_warning = ConcurrencyWarning.if_default(worker, self.tasks, kwargs)
@@ -203,6 +206,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         if not self.bulk.reads:
             prefetch.limit_to_capacity(consumer, self.scheduler.fetch_limits)
         self._log_fast_paths(consumer)
+        PayloadRelease.of(consumer.app).start()
         self.open()
 
     def open(self) -> None:

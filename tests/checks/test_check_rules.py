@@ -13,12 +13,13 @@ from celery_batch import BatchTask
 from celery_batch.checks import (
     broker_checks,
     machine_checks,
+    payloads_checks,
     results_checks,
     tasks_checks,
     workers_checks,
 )
 from celery_batch.checks.checkup import CHECKS, checkup
-from celery_batch.checks.facts import Facts, Machine, Redis, Server, Torch, Worker
+from celery_batch.checks.facts import Facts, Machine, PayloadFacts, Redis, Server, Torch, Worker
 from celery_batch.checks.finding import Level
 
 A100 = ("NVIDIA A100",)
@@ -84,6 +85,14 @@ def results(kind="redis", error="", **info):
 def cache(kind, error=""):
     """Return facts with a cache of answers."""
     return replace(GOOD, cache=Server(kind=kind, url="redis://cache", error=error))
+
+
+def payloads(kind="redis", facts=GOOD, **options):
+    """Return facts with this payload store, or with a Redis of these properties."""
+    info = options.pop("info", None)
+    redis = Redis(info=INFO | info) if info is not None else None
+    found = PayloadFacts(kind=kind, url=f"{kind}://stored", redis=redis, **options)
+    return replace(facts, payloads=found)
 
 
 def machine(devices=None, concurrency=1, **options):
@@ -302,6 +311,28 @@ WRONG = [
     (results_checks.caches, cache("none", "t.cache_ttl: no; set it"), "problem", "no worker of"),
     (results_checks.caches, cache("none", "batch_cache_url: bad"), "problem", "leave out cache"),
     (results_checks.caches, cache("redis", "refused."), "problem", "refused"),
+    (payloads_checks.payloads, payloads("unknown", error="No s3fs."), "problem", "used: No s3fs."),
+    (payloads_checks.payloads, payloads(error="No."), "problem", "answer at redis://stored: No."),
+    (payloads_checks.payloads, payloads(refused="NOPERM."), "warning", "in their messages: NOPERM"),
+    (payloads_checks.payloads, payloads("directory", is_missing=True), "warning", "is not there"),
+    (
+        payloads_checks.payloads,
+        payloads("directory", expired=1300, overdue=1200),
+        "warning",
+        "1,200 files in directory://stored expired more than 20 minutes ago",
+    ),
+    (
+        payloads_checks.payloads,
+        payloads("directory", expired=1, overdue=1),
+        "warning",
+        "1 file in directory://stored",
+    ),
+    (
+        payloads_checks.payloads,
+        payloads(info={"maxmemory": 1, "maxmemory_policy": "volatile-ttl"}),
+        "warning",
+        "payload store is volatile-ttl",
+    ),
     (results_checks.expiry, conf(result_expires=None), "warning", "for ever"),
     (results_checks.expiry, conf(result_expires=5.0), "warning", "5 s"),
     (results_checks.expiry, conf(result_expires=timedelta(seconds=5)), "warning", "5 s"),
@@ -467,6 +498,16 @@ FINE = [
     ),
     (results_checks.serializers, conf(accept_content=("application/json",)), "application/json"),
     (results_checks.caches, cache("redis"), "kept in Redis at redis://cache"),
+    (payloads_checks.payloads, payloads("off"), "batch_payload_store is False"),
+    (payloads_checks.payloads, payloads("none"), "names no other place"),
+    (payloads_checks.payloads, payloads(), "in Redis at redis://stored"),
+    (
+        payloads_checks.payloads,
+        payloads(info={"maxmemory_policy": "allkeys-lru"}),
+        "beside their messages, in Redis",
+    ),
+    (payloads_checks.payloads, payloads("s3"), "in the object store at s3://stored"),
+    (payloads_checks.payloads, payloads("directory", expired=3), "3 of its files have expired"),
     (
         workers_checks.budgets,
         worker(report=COSTS | {"rows": 60, "model_calls": 20, "cost": 60.0, "padded_cost": 60.0}),
@@ -554,6 +595,8 @@ QUIET = [
     ),
     (results_checks.expiry, results("rpc")),
     (results_checks.caches, GOOD),
+    (payloads_checks.payloads, GOOD),
+    (payloads_checks.payloads, payloads(facts=replace(GOOD, tasks=()), error="Away.")),
     (workers_checks.budgets, worker(report=COSTS)),
     (workers_checks.budgets, worker(report=COSTS | {"rows": 9, "model_calls": 4, "cost": 900.0})),
     (tasks_checks.costs, task(cost="x", max_batch_cost=100, max_item_cost=100)),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from pathlib import Path
 
 import pytest
+import redis
 from celery import Celery
 
 from celery_batch import BatchTask
 from celery_batch.checks.collect import devices_of, pool_of, trouble_of
+from celery_batch.checks.collect_payloads import payloads_of
 from celery_batch.checks.collect_servers import cache_of
 from celery_batch.processes.redis_server import RedisServer
 from tests.services.ports import quiet_port
@@ -119,3 +123,93 @@ def test_a_cache_at_which_nobody_listens_is_found(redis_server: RedisServer):
     assert there is not None
     assert away.error
     assert ("redis", "") == (there.kind, there.error)
+
+
+def found_payloads(**settings):
+    """Return what is found out about the payload store of an app with these settings."""
+    found = payloads_of(app_with(**settings))
+    assert found is not None
+    return found
+
+
+def test_a_payload_store_in_redis(redis_server: RedisServer):
+    """A value is stored there, read and deleted again; the results' Redis is the default."""
+    with redis.Redis(unix_socket_path=f"{redis_server.directory}/redis.sock") as client:
+        before = client.dbsize()
+        there = found_payloads(result_backend=redis_server.url)
+        assert before == client.dbsize()
+    away = found_payloads(batch_payload_store=f"redis://:secret@127.0.0.1:{quiet_port()}/1")
+
+    assert ("redis", "", "") == (there.kind, there.error, there.refused)
+    assert there.redis is not None
+    assert there.redis.info is not None
+    assert "maxmemory_policy" in there.redis.info
+    assert away.error
+    assert "secret" not in away.url
+
+
+@pytest.mark.parametrize(
+    ("commands", "error", "refused"),
+    [
+        ((), "", "permissions"),
+        (("+set",), "permissions", ""),
+        (("+set", "+getrange"), "permissions", ""),
+        (("+set", "+getrange", "+unlink"), "", ""),
+    ],
+)
+def test_a_user_who_may_not_use_the_payload_store(
+    redis_server: RedisServer, commands: tuple[str, ...], error: str, refused: str
+):
+    """One who may not write is refused; one who may write and neither read nor delete has lost."""
+    socket = f"{redis_server.directory}/redis.sock"
+    with redis.Redis(unix_socket_path=socket) as admin:
+        rules = ("on", ">word", "~celery-batch-payload-*", "+ping", *commands)
+        admin.execute_command("ACL", "SETUSER", "payer", "reset", *rules)
+        try:
+            url = f"redis+socket://payer:word@{socket}?virtual_host=0"
+            found = found_payloads(batch_payload_store=url)
+        finally:
+            admin.acl_deluser("payer")
+
+    assert found.redis is not None
+    assert found.redis.info is None
+    assert (bool(error), bool(refused)) == (bool(found.error), bool(found.refused))
+    assert error in found.error
+    assert refused in found.refused
+
+
+def test_a_directory_of_payloads(tmp_path: Path):
+    """Files that have expired are counted; one that is not there is not made."""
+    folder = tmp_path / "payloads"
+    setting = f"file://{folder}"
+    assert found_payloads(batch_payload_store=setting).is_missing
+    assert not folder.exists()
+
+    folder.mkdir()
+    for name, ago in (("a-1", 5000), ("b-2", 60), ("c-3", -60)):
+        file = folder / f"celery-batch-payload-{name}"
+        file.write_bytes(b"data")
+        os.utime(file, (time.time() - ago,) * 2)
+    (folder / "of-others").touch()
+    found = found_payloads(batch_payload_store=setting)
+
+    assert ("directory", "", "", 2, 1) == (
+        found.kind, found.error, found.refused, found.expired, found.overdue
+    )  # fmt: skip
+    assert len([*folder.iterdir()]) == 4
+
+    blocked = tmp_path / "file"
+    blocked.touch()
+    assert found_payloads(batch_payload_store=f"file://{blocked}").error
+
+
+def test_other_places_for_payloads(tmp_path: Path):
+    """An object store; none; and one that is not known."""
+    objects = found_payloads(batch_payload_store=f"local://{tmp_path}")
+
+    assert ("local", "", "") == (objects.kind, objects.error, objects.refused)
+    assert [] == [*tmp_path.iterdir()]
+    assert found_payloads().kind == "none"
+    assert found_payloads(batch_payload_store=False).kind == "off"
+    assert "must be a URL" in found_payloads(batch_payload_store="/var/payloads").error
+    assert payloads_of(app_with(result_backend="nosuch://x")) is None

@@ -124,6 +124,7 @@ def test_redis_that_throws_messages_away(shop):
     assert "allkeys-lru" in says
     assert fix.startswith("CONFIG SET maxmemory-policy noeviction")
     assert "may vanish" in found(output)["results"][0][1]
+    assert "payload store is allkeys-lru" in found(output)["payloads"][0][1]
 
 
 def test_nothing_is_right_and_a_person_looks():
@@ -158,6 +159,7 @@ def test_a_user_with_few_rights(shop, redis_server, name):
 
     assert ("warning", True) == (said["broker"][0][0], "INFO" in said["broker"][0][1])
     assert "Callers are notified of their answers" in said["results"][0][1]
+    assert ("ok", True) == (said["payloads"][0][0], "in Redis at" in said["payloads"][0][1])
     if name == "worker":
         assert (0, "warning") == (code, said["serving"][0][0])
     else:

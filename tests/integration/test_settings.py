@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import Shop
+from tests.services.place import eventually
 from tests.services.shop import CELERY
 
 
@@ -56,8 +58,9 @@ def test_settings_of_doubtful_use_are_told(shop: Shop, conf: dict[str, int], war
         ({"batch_max_sise": 3}, "batch_max_sise: no such setting; did you mean batch_max_size?"),
         ({"batch_devices": "gpu0"}, "'gpu0' is no device"),
         ({"batch_max_size": 0}, "max_batch_size: must be a whole number of at least 1, got 0"),
+        ({"batch_payload_store": "/var"}, "batch_payload_store: must be a URL such as"),
     ],
-    ids=["misspelt", "device", "size"],
+    ids=["misspelt", "device", "size", "store"],
 )
 def test_wrong_settings_are_a_failed_start(shop: Shop, conf: dict[str, object], message: str):
     """The worker ends with an error that names the setting, and without a trace of calls."""
@@ -67,6 +70,17 @@ def test_wrong_settings_are_a_failed_start(shop: Shop, conf: dict[str, object], 
     assert 1 == worker.child.exit_code
     assert message in worker.log
     assert "Traceback" not in worker.log
+
+
+def test_files_that_have_expired_are_deleted(shop: Shop, tmp_path: Path):
+    """A worker does so that has never had a payload itself, such as those of large results."""
+    file = tmp_path / "celery-batch-payload-a-1"
+    file.touch()
+    os.utime(file, (1, 1))
+    conf = {"batch_payload_store": f"file://{tmp_path}", "batch_payload_expires": 3}
+    shop.worker("-c", "1", conf=conf)
+
+    eventually(lambda: not file.exists(), "the end of the file")
 
 
 @pytest.mark.parametrize("command", [["worker"], ["beat"], ["batch", "top", "--once"]])

@@ -83,6 +83,14 @@ def test_files_that_have_expired_are_swept(app: Celery, tmp_path: Path):
     eventually(lambda: not any((tmp_path / "payloads").iterdir()), "the end of all files")
 
 
+def test_files_of_results_are_swept(app: Celery, tmp_path: Path):
+    """Also where no request has a payload: only the results are large."""
+    put(app, "old-1", seconds=-100)
+    PayloadRelease.of(app).start()
+
+    eventually(lambda: not any((tmp_path / "payloads").iterdir()), "the end of all files")
+
+
 def test_the_end_of_a_worker(app: Celery):
     """What was released just before is deleted."""
     put(app, "a-1")
