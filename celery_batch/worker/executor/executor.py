@@ -18,9 +18,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -78,6 +80,8 @@ logger = logging.getLogger(__name__)
 
 #: Stack frames that one item may need: tracer, autoretry, instrumentation and our own.
 _FRAMES_PER_ITEM = 16
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 #: Has the model called, and returns the seconds for which the call had to wait.
 RunModel = Callable[[ModelCall], float]
@@ -215,9 +219,13 @@ class _BatchTrace:
 
     def _fail_unreadable(self) -> None:
         for index, error in self._unreadable.items():
-            is_over = error is ENDED
-            delivery = self._payload[index]
-            self._results[index] = (0, None, 0.0) if is_over else self._fail(delivery, error)
+            if error is ENDED:
+                self._results[index] = (0, None, 0.0)
+                continue
+            delivery, embed = self._payload[index], dict[str, Any]()
+            with suppress(Exception):  # what cannot be decoded either has no callbacks
+                *_, embed = delivery.decode(self._accept)
+            self._results[index] = self._fail(delivery, error, embed)
 
     def _find_fast_items(self) -> None:
         """Find the items that need no tracer; the last has one, for the model to run in."""
@@ -302,13 +310,17 @@ class _BatchTrace:
             runtime = max(runtime - self._waited, 0.0)
         return (1, retval, runtime) if info else (0, shown, runtime)
 
-    def _fail(self, delivery: Delivery, error: Exception) -> TraceResult | ExceptionInfo:
+    def _fail(
+        self, delivery: Delivery, error: Exception, embed: Mapping[str, Any] = _NOTHING
+    ) -> TraceResult | ExceptionInfo:
         """Store a failure that no tracer has stored; the worker stores it if that fails."""
         einfo, backend = error_info(error), self._task.backend
         if not self._can_store:
             return einfo
         try:
-            backend.mark_as_failure(delivery.task_id, error, request=Context(delivery.request))
+            backend.mark_as_failure(
+                delivery.task_id, error, request=Context({**delivery.request, **embed})
+            )
         except Exception as failure:  # noqa: BLE001 (the other items go on)
             self._can_store = not isinstance(failure, temporary_errors(backend))
             logger.warning("Could not store that %s has failed: %s", delivery.task_id, failure)

@@ -202,7 +202,8 @@ def test_sixty_four_megabytes(place: Place):
 def test_values_that_are_gone(place: Place):
     """The call fails with an error that says so; the others of its batch do not."""
     gate = place.close_gate()
-    results = [place.weigh.delay(large(n), "x") for n in range(3)]
+    error_noted = place.note_error.s()
+    results = [place.weigh.apply_async((large(n), "x"), link_error=error_noted) for n in range(3)]
     for key in stored(place, results[1].id):
         place.app.backend.client.delete(key)
     place.open_gate(gate)
@@ -211,6 +212,8 @@ def test_values_that_are_gone(place: Place):
     assert [float(large(n).sum()) for n in (0, 2)] == [found[0], found[2]]
     assert isinstance(found[1], InvalidPayload)
     assert "batch_payload_expires" in str(found[1])
+    noted = lambda: [each for each in place.recall("note_error") if results[1].id in str(each)]  # noqa: E731
+    eventually(noted, "the callback of the error")
 
 
 def test_values_that_were_changed(place: Place):
