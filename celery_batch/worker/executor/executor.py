@@ -63,7 +63,7 @@ from celery_batch.worker.executor.fast_trace import (
 )
 from celery_batch.worker.executor.model_call import ModelCall, broken_device
 from celery_batch.worker.executor.row_reuse import reuse_of
-from celery_batch.worker.executor.stored_values import ENDED, read_stored_values
+from celery_batch.worker.executor.stored_values import Instead, read_stored_values
 from celery_batch.worker.executor.time_limit import SoftLimit
 from celery_batch.worker.intake.expiry import Expiries
 from celery_batch.worker.intake.refusals import reason_of
@@ -151,7 +151,7 @@ class _BatchTrace:
         #: The result of each request for Celery's worker.
         self._results: list[TraceResult | ExceptionInfo | Refused | None] = [None] * len(payload)
         #: Of the requests whose stored values cannot be had, by index: why.
-        self._unreadable: dict[int, Any] = {}
+        self._unreadable: dict[int, Exception | Instead] = {}
         #: The rows of the items to run, and the model's outcomes, by the items' indexes.
         self._rows: dict[int, CallRows] = {}
         self._outcomes: dict[int, Outcome] = {}
@@ -205,9 +205,16 @@ class _BatchTrace:
             work=self._work,
             safe_size=self._task._batch_runner.safe_size.largest,
             broken=broken_device(),
-            unanswered=self._call.unanswered if self._call else Unanswered.INTERRUPTED,
+            unanswered=self._unanswered,
             stored=time.monotonic(),
         )
+
+    @property
+    def _unanswered(self) -> Unanswered:
+        if any(outcome.again for outcome in self._outcomes.values()) and self._call is not None:
+            return self._call.unanswered
+        is_later = Instead.LATER in self._unreadable.values()
+        return Unanswered.NOT_STARTED if is_later else Unanswered.INTERRUPTED
 
     @property
     def _work(self) -> Work:
@@ -219,8 +226,8 @@ class _BatchTrace:
 
     def _fail_unreadable(self) -> None:
         for index, error in self._unreadable.items():
-            if error is ENDED:
-                self._results[index] = (0, None, 0.0)
+            if isinstance(error, Instead):
+                self._results[index] = (0, None, 0.0) if error is Instead.ENDED else None
                 continue
             delivery, embed = self._payload[index], dict[str, Any]()
             with suppress(Exception):  # what cannot be decoded either has no callbacks

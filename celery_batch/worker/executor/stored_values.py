@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from enum import Enum, auto
 from typing import Any
 
 from celery import states
@@ -16,41 +17,50 @@ from celery_batch.payloads.values import PayloadReference
 from celery_batch.protocol import PAYLOADS
 from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 
-__all__ = ["ENDED", "read_stored_values"]
+__all__ = ["Instead", "read_stored_values"]
 
 logger = logging.getLogger(__name__)
 
-#: In place of an error: the request has ended before, and its message came once more.
-ENDED = object()
+
+class Instead(Enum):
+    """What becomes of a request that is not run, and has not failed."""
+
+    ENDED = auto()  # its end is stored, and its message came once more
+    LATER = auto()  # the values of those before it fill the memory that a batch may take
 
 
-def read_stored_values(task: Any, payload: BatchPayload) -> dict[int, Any]:
+def read_stored_values(task: Any, payload: BatchPayload) -> dict[int, Exception | Instead]:
     """
     Read the stored values of a batch in one round trip, and give them to its deliveries.
+
+    Those of all are no larger than those of one message may be.
 
     Args:
         task: The batch task.
         payload: Its deliveries are replaced.
 
     Returns:
-        By index, the error of each request whose values cannot be had, or `ENDED`.
+        By index, the error of each request whose values cannot be had, or what becomes of it.
 
     Raises:
         StoreError: The store cannot be reached.
     """
-    found: dict[int, Any] = {}
-    references = {}
-    payloads = None
+    found: dict[int, Exception | Instead] = {}
+    references: dict[int, PayloadReference] = {}
+    payloads, size = None, 0
     for index, delivery in enumerate(payload):
         header = delivery.request.get(PAYLOADS)
         if header is not None:
             payloads = payloads or AppPayloads.of(task.app)
             reference = PayloadReference.from_header(header)
             error = _why_not(payloads, reference)
-            if error is None:
-                references[index] = reference
-            else:
+            if error is not None:
                 found[index] = error
+            elif references and size + reference.total > payloads.settings.most:
+                found[index] = Instead.LATER
+            else:
+                references[index] = reference
+                size += reference.total
     if not references or payloads is None:
         return found
     values = _read(task, payloads.store, payload, references)
@@ -58,7 +68,8 @@ def read_stored_values(task: Any, payload: BatchPayload) -> dict[int, Any]:
         try:
             payload[index] = replace(payload[index], stored=reference.split(data))
         except InvalidPayload as error:
-            found[index] = ENDED if data is None and _has_ended(task, payload[index]) else error
+            has_ended = data is None and _has_ended(task, payload[index])
+            found[index] = Instead.ENDED if has_ended else error
     return found
 
 

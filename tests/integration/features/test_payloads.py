@@ -199,6 +199,16 @@ def test_sixty_four_megabytes(place: Place):
     result.forget()
 
 
+def test_a_batch_whose_values_are_too_large_together(place: Place):
+    """It runs in parts, each with no more than one message may have."""
+    queue = place.unique("parts")
+    with place.another(queue=queue, conf={"batch_max_payload_size": 500_000}):
+        results = [place.weigh.apply_async((large(n), "x"), queue=queue) for n in range(9)]
+
+        assert [float(large(n).sum()) for n in range(9)] == place.get(results)
+    wait_until_deleted(place)
+
+
 def test_values_that_are_gone(place: Place):
     """The call fails with an error that says so; the others of its batch do not."""
     gate = place.close_gate()
