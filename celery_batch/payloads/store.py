@@ -6,17 +6,17 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 from uuid import uuid4
 
 from celery.app.backends import by_url
 from celery.backends.redis import RedisBackend
-from redis.exceptions import NoPermissionError, RedisError
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from celery_batch.errors import ConfigurationError
 
@@ -31,6 +31,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 PREFIX = "celery-batch-payload-"
 
@@ -50,6 +52,10 @@ class StoreError(Exception):
 
 class StoreRefused(StoreError):
     """The store does not let this process do what it has to."""
+
+
+class _NameTooLong(StoreError):
+    """No file can have the name of this payload."""
 
 
 class PayloadStore(ABC):
@@ -84,7 +90,7 @@ class PayloadStore(ABC):
     @abstractmethod
     def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
         """
-        Return payloads; None for each that is not there.
+        Return payloads; None for each that is not there, or that is no payload.
 
         Args:
             keys: Their keys.
@@ -163,11 +169,13 @@ class RedisPayloads(PayloadStore):
         pipeline = self._client.pipeline(transaction=False)
         for key, size in zip(keys, sizes, strict=True):
             pipeline.getrange(self._prefix + key, 0, size)
-        try:
-            return [data or None for data in pipeline.execute()]
-        except NoPermissionError:  # of older access rules, which allow MGET
-            found: list[bytes | None] = self._client.mget([self._prefix + key for key in keys])
-            return found
+        found = pipeline.execute(raise_on_error=False)
+        for error in found:
+            if isinstance(error, NoPermissionError):  # of older access rules, which allow MGET
+                return list(self._client.mget([self._prefix + key for key in keys]))
+            if isinstance(error, Exception) and not _is_other_type(error):
+                raise error
+        return [data or None if isinstance(data, bytes) else None for data in found]
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete payloads; see `PayloadStore.delete`."""
@@ -201,6 +209,11 @@ def _pieces(sizes: Sequence[int]) -> Iterable[tuple[int, int]]:
         yield first, len(sizes)
 
 
+def _is_other_type(error: Exception) -> bool:
+    """Return whether Redis says that a key has something else than bytes."""
+    return isinstance(error, ResponseError) and str(error).startswith("WRONGTYPE")
+
+
 class DirectoryPayloads(PayloadStore):
     """
     Payloads in the files of a directory that all processes share.
@@ -232,36 +245,28 @@ class DirectoryPayloads(PayloadStore):
     def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
         """Return payloads; see `PayloadStore.get`."""
         try:
-            return [
-                self._read(self._file(key), size) for key, size in zip(keys, sizes, strict=True)
-            ]
+            return [self._read(key, size) for key, size in zip(keys, sizes, strict=True)]
         except OSError as error:
             raise StoreError(str(error)) from error
 
-    def _read(self, path: Path, size: int) -> bytes | None:
+    def _read(self, key: str, size: int) -> bytes | None:
         try:
-            with path.open("rb") as file:
+            with self._file(key).open("rb") as file:
                 has_expired = os.fstat(file.fileno()).st_mtime < time.time()
                 return None if has_expired else file.read(size + 1)
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError, _NameTooLong):
+            return None
+        except PermissionError as error:  # of this file: the others are read
+            logger.warning("A payload cannot be read: %s", error)
             return None
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete payloads; see `PayloadStore.delete`."""
-        try:
-            for key in keys:
-                self._file(key).unlink(missing_ok=True)
-        except OSError as error:
-            raise StoreError(str(error)) from error
+        _for_each(keys, lambda key: self._file(key).unlink(missing_ok=True))
 
     def renew(self, seconds: Mapping[str, float]) -> None:
         """Let payloads expire later; see `PayloadStore.renew`."""
-        try:
-            for key, each in seconds.items():
-                with suppress(FileNotFoundError):
-                    _expire(self._file(key), each)
-        except OSError as error:
-            raise StoreError(str(error)) from error
+        _for_each(seconds, lambda key: _expire(self._file(key), seconds[key]))
 
     def expired(self, ago: float = 0.0) -> list[Path]:
         """
@@ -291,17 +296,35 @@ class DirectoryPayloads(PayloadStore):
         """
         try:
             found = self.expired()
-            for path in found:
-                path.unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(str(error)) from error
+        _for_each(found, lambda path: path.unlink(missing_ok=True))
         return len(found)
 
     def _file(self, key: str) -> Path:
         name = PREFIX + quote(key, safe="")
         if len(name) > _LONGEST_NAME:
-            raise StoreError(f"a task's id is too long for the name of a file: {key[:60]}...")
+            raise _NameTooLong(f"a task's id is too long for the name of a file: {key[:60]}...")
         return self.path / name
+
+
+def _for_each(things: Iterable[_T], change: Callable[[_T], None]) -> None:
+    """
+    Change files; one that belongs to somebody else keeps none of the others from it.
+
+    Raises:
+        StoreError: Some could not be changed.
+    """
+    failed: OSError | None = None
+    for thing in things:
+        try:
+            change(thing)
+        except (FileNotFoundError, IsADirectoryError, _NameTooLong):
+            continue
+        except OSError as error:
+            failed = error
+    if failed is not None:
+        raise StoreError(str(failed)) from failed
 
 
 def _expire(path: Path, seconds: float) -> None:
@@ -340,6 +363,9 @@ class ObjectPayloads(PayloadStore):
         try:
             return bytes(self._fs.cat_file(self._path(key), start=0, end=size + 1))
         except FileNotFoundError:
+            return None
+        except PermissionError as error:  # S3's answer for what is not there, to some users
+            logger.warning("A payload cannot be read: %s", error)
             return None
         except Exception as error:
             raise StoreError(str(error)) from error

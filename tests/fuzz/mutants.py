@@ -4,6 +4,8 @@ Messages with something wrong, without end: by structure and by bytes.
 The first kind is drawn by hypothesis from a valid message: values are left out,
 replaced by others of any type, nested, cut and moved.  The second kind changes the
 bytes of a valid or hostile message as a coverage-blind fuzzer does.
+
+Many of both kinds have values that are stored beside them, and these are changed, too.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.services.hostile import HOSTILE, RAW, encoded, nested, valid
+from celery_batch.protocol import PAYLOADS
+from tests.services.hostile import HOSTILE, RAW, encoded, nested, stored, valid, with_stored
 
 __all__ = ["bytes_mutants", "structural_mutants"]
 
@@ -30,7 +33,20 @@ _VALUES = st.recursive(
     | st.sampled_from(["x" * 10_000, "\x00", "\ud800", "\r\n[CRITICAL]", "../../etc", "1e999"])
     | st.sampled_from([2**31, 2**63, -1, 1e308, "2026-01-01T00:00:00", "application/x-yaml"])
     | st.builds(nested, st.sampled_from([20, 60, 400]))
-    | st.builds(lambda: {"__type__": "datetime", "__value__": 1}),
+    | st.builds(lambda: {"__type__": "datetime", "__value__": 1})
+    | st.builds(
+        stored,
+        st.sampled_from([0, 1, 2, -1, 2**63, "0", None]),
+        st.sampled_from(["ndarray", "tensor", "bytes", "json", "", "object", 1]),
+        st.sampled_from(["<f4", "<f8", "|O", "bfloat16", "float32", "<M8[s]", "<U4", "i4,i4", ""]),
+        st.sampled_from([[4], [], [0], [2**62, 2**62], [-1], [2, 2], "4", [[4]], [1] * 70]),
+    ).map(lambda each: json.loads(json.dumps(each)))
+    | st.builds(
+        lambda *parts: [*parts],
+        st.sampled_from(["f" * 16, "F" * 16, "*" * 16, "", "../..", 7]),
+        st.sampled_from([[16], [2**28], [2**28 + 1], [2**63], [-1], [0], [], [1] * 1001, [True]]),
+        st.sampled_from([0, -1, 2**64, 1.5, "0", None]),
+    ),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner),
     max_leaves=8,
 )
@@ -43,13 +59,40 @@ _TOKENS = (
 )
 
 
+#: Of arguments that are stored: their bytes, and what the message says of them.
+_STORED = (
+    (bytes(16), "ndarray", "<f4", [4]),
+    (bytes(range(48)), "ndarray", "<f8", [2, 3]),
+    (bytes(10), "tensor", "bfloat16", [5]),
+    (b"bytes" * 9, "bytes"),
+    (b'{"a": [1, "text"]}', "json"),
+    (b'["' + b"x" * 20_000 + b'"]', "json"),
+)
+
+
 @st.composite
-def _mutants(draw: Callable[..., Any]) -> dict[str, Any]:
-    message = valid(draw(st.sampled_from(["shop.join", "shop.join", "shop.plain"])))
-    if draw(st.booleans()):  # what is in the body is as hostile as what is around it
+def _mutants(draw: Callable[..., Any], payloads: dict[str, Any]) -> dict[str, Any]:
+    stored_only = draw(st.booleans())
+    if stored_only or draw(st.booleans()):
+        values = draw(st.lists(st.sampled_from(_STORED), min_size=1, max_size=2))
+        message, key, data = with_stored(values)
+        how = draw(st.sampled_from(["stored", "stored", "changed", "other", "list", "lost"]))
+        match how:
+            case "stored":
+                payloads[key] = data
+            case "changed":
+                payloads[key] = _change(data, random.Random(draw(st.integers(0, 99))))  # noqa: S311
+            case "other":
+                payloads[key] = draw(st.binary(max_size=99))
+            case "list":
+                payloads[key] = [data]
+    else:
+        message = valid(draw(st.sampled_from(["shop.join", "shop.join", "shop.plain"])))
+    if stored_only or draw(st.booleans()):  # the body is as hostile as what is around it
         message["body"] = json.loads(message["body"])
-    for _ in range(draw(st.integers(1, 3))):
-        holder, key = draw(st.sampled_from(list(_places(message))))
+    for _ in range(draw(st.integers(0 if stored_only else 1, 3))):
+        places = list(_places_of_stored(message) if stored_only else _places(message))
+        holder, key = draw(st.sampled_from(places or [(message, "headers")]))
         _mutate(draw, holder, key)
     if not isinstance(message.get("body"), (bytes, str, type(None))):
         message["body"] = json.dumps(message["body"], default=repr).encode()
@@ -79,13 +122,20 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
             yield from _places(value[key])
 
 
-def structural_mutants(count: int, number: int) -> list[dict[str, Any]]:
+def _places_of_stored(message: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the places of arguments, and of what a header says that is stored."""
+    yield from _places(message["body"][0] if message["body"] else None)
+    yield from _places(message["headers"].get(PAYLOADS))
+
+
+def structural_mutants(count: int, number: int, payloads: dict[str, Any]) -> list[dict[str, Any]]:
     """
     Return messages changed by structure; the same ones for the same number.
 
     Args:
         count: How many.
         number: The seed.
+        payloads: Is given what is to be stored beside them, by key: bytes, or a list of them.
     """
     found: list[dict[str, Any]] = []
 
@@ -97,7 +147,7 @@ def structural_mutants(count: int, number: int) -> list[dict[str, Any]]:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(_mutants())
+    @given(_mutants(payloads))
     def collect(message: dict[str, Any]) -> None:
         if not _would_stop_its_batch(message):
             found.append(message)
@@ -106,21 +156,26 @@ def structural_mutants(count: int, number: int) -> list[dict[str, Any]]:
     return found
 
 
-def bytes_mutants(count: int, number: int) -> list[bytes]:
+def bytes_mutants(count: int, number: int, payloads: dict[str, Any]) -> list[bytes]:
     """
     Return messages changed byte by byte; the same ones for the same number.
 
     Args:
         count: How many.
         number: The seed.
+        payloads: Is given what is to be stored beside them, by key.
     """
     dice = random.Random(number)  # noqa: S311 (dice, not keys)
     small = [make for name, make in RAW.items() if "million" not in name and "limit" not in name]
     found = []
     for _ in range(count):
         kind = dice.random()
-        if kind < 0.8:
+        if kind < 0.4:
             raw = encoded(valid("shop.join"))
+        elif kind < 0.8:
+            message, key, data = with_stored(dice.choices(_STORED, k=dice.randint(1, 2)))
+            payloads[key] = data if dice.random() < 0.5 else _change(data, dice)
+            raw = encoded(message)
         elif kind < 0.9:
             raw = dice.choice(small)()[:20_000]
         else:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import redis
 from kombu import Connection
@@ -70,19 +71,38 @@ class Fuzz:
             assert sign not in self.worker.log, f"the worker says {sign!r}: {self.worker.child.log}"
 
     def _round(self, number: int) -> None:
-        mutants = [*structural_mutants(ROUND, number), *bytes_mutants(ROUND, number)]
+        payloads: dict[str, Any] = {}
+        mutants = [
+            *structural_mutants(ROUND, number, payloads),
+            *bytes_mutants(ROUND, number, payloads),
+        ]
+        self._store(payloads)
         record = self.shop.folder / f"round-{number}.json"
         record.write_text(json.dumps([_shown(each) for each in mutants]))
         asked = []
         for at, mutant in enumerate(mutants):
             self.sent += self.send(mutant)
             if at % BETWEEN == 0:
-                asked.append((at, self.shop.join.delay(at)))
-        answers = [(at, result.get(timeout=60)) for at, result in asked]
+                value: Any = at if at % (2 * BETWEEN) else np.full(5000, at)
+                asked.append((value, self.shop.join.delay(value)))
+        answers = [result.get(timeout=60) for _, result in asked]
 
-        assert [(at, f"{at}-!") for at, _ in asked] == answers, f"round {number}: {record}"
+        assert [f"{value}-!" for value, _ in asked] == answers, f"round {number}: {record}"
         self.valid += answers
         record.unlink()
+
+    def _store(self, payloads: dict[str, Any]) -> None:
+        """Store what is to be beside messages, for as long as it may matter."""
+        with self.shop.memory() as client:
+            pipeline = client.pipeline(transaction=False)
+            for key, data in payloads.items():
+                name = key.encode(errors="surrogatepass")
+                if isinstance(data, list):
+                    pipeline.rpush(name, *data)
+                else:
+                    pipeline.set(name, data)
+                pipeline.expire(name, 300)
+            pipeline.execute()
 
     def report(self, name: str) -> str:
         """Return the counts as one line."""
@@ -93,6 +113,7 @@ class Fuzz:
             "unreadable": "Can't decode message body",
             "unnamed": "Received and deleted unknown message",
             "failed": "raised unexpected",
+            "without their values": "InvalidPayload",
             "unheard of": "callback raised exception",  # ordinary tasks; Celery's own
             "ran": "succeeded in",
         }

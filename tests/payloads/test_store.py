@@ -161,3 +161,65 @@ def test_urls_that_name_no_store(url: str):
     """The error names the setting and what it may be."""
     with pytest.raises(ConfigurationError, match="batch_payload_store"):
         open_store(Celery("stores", set_as_current=False), url)
+
+
+def test_what_is_no_payload_keeps_no_other_from_being_read(
+    client: redis.Redis, redis_server: RedisServer, tmp_path: Path
+):
+    """A key of another type, a folder, and a name that no file can have are none."""
+    app = Celery("stores", set_as_current=False)
+    client.delete("celery-batch-payload-list-1")
+    client.rpush("celery-batch-payload-list-1", "x")
+    (tmp_path / "celery-batch-payload-list-1").mkdir()
+    keys = ["list-1", "b-2", "x" * 250 + "-3"]
+    for store in (open_store(app, redis_server.url), open_store(app, f"file://{tmp_path}")):
+        store.put("b-2", b"data", 60)
+
+        assert [None, b"data", None] == store.get(keys, [4, 4, 4])
+        store.renew(dict.fromkeys(keys, 60.0))
+        store.delete(keys)
+        assert [None] == store.get(["b-2"], [4])
+
+
+@pytest.mark.parametrize("scheme", ["file", "local"])
+def test_a_payload_that_may_not_be_read(tmp_path: Path, monkeypatch: Any, scheme: str):
+    """The others are read, as is said in the log."""
+    store = open_store(Celery("stores", set_as_current=False), f"{scheme}://{tmp_path}")
+    for key in ("a-1", "b-2"):
+        store.put(key, b"data", 60)
+
+    def refuse(real: Any) -> Any:
+        def opened(path: Any, *args: Any, **options: Any) -> Any:
+            if "a-1" in str(path):
+                raise PermissionError(f"not yours: {path}")
+            return real(path, *args, **options)
+
+        return opened
+
+    monkeypatch.setattr("io.open", refuse(open))
+    monkeypatch.setattr("builtins.open", refuse(open))
+
+    assert [None, b"data"] == store.get(["a-1", "b-2"], [4, 4])
+
+
+def test_a_file_that_may_not_be_deleted(tmp_path: Path, monkeypatch: Any):
+    """It stays, which is said, and all others are deleted and renewed."""
+    store: Any = open_store(Celery("stores", set_as_current=False), f"file://{tmp_path}")
+    keys = [f"{name}-1" for name in "abc"]
+    for key in keys:
+        store.put(key, b"data", -10)
+    real = Path.unlink
+
+    def unlink(path: Path, **options: Any) -> None:
+        if "a-1" in path.name:
+            raise PermissionError("not yours")
+        real(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+
+    for work in (store.sweep, lambda: store.delete(keys)):
+        for key in keys:
+            store.put(key, b"data", -10)
+        with pytest.raises(StoreError, match="not yours"):
+            work()
+        assert ["celery-batch-payload-a-1"] == [each.name for each in tmp_path.iterdir()]

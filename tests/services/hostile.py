@@ -9,16 +9,19 @@ import json
 import lzma
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import uuid4
 
 import amqp
 from amqp.exceptions import FrameSyntaxError as FrameError
 
-from celery_batch.protocol import REPLY_CHANNEL, REPLY_HEADER
+from celery_batch.payloads.store import PREFIX
+from celery_batch.payloads.values import Payloads
+from celery_batch.protocol import PAYLOADS, REPLY_CHANNEL, REPLY_HEADER
+from celery_batch.serialization.stored_value import STORED
 
-__all__ = ["HOSTILE", "RAW", "encoded", "post", "valid"]
+__all__ = ["HOSTILE", "RAW", "encoded", "post", "stored", "valid", "with_stored"]
 
 #: Bytes of a frame of AMQP, less what surrounds the properties.
 _FRAME = 130_000
@@ -60,6 +63,26 @@ def valid(task: str = "shop.double", args: Any = (1,), **headers: Any) -> dict[s
             "delivery_tag": str(uuid4()),
         },
     }
+
+
+def with_stored(values: Sequence[tuple[Any, ...]]) -> tuple[dict[str, Any], str, bytes]:
+    """
+    Return a message whose arguments are stored beside it, the key of what is stored, and that.
+
+    Args:
+        values: Of each argument its bytes, and what the message says of them: the kind, and the
+            dtype and the shape of an array.
+    """
+    payloads = Payloads()
+    args = [stored(payloads.add(data), *about) for data, *about in values]
+    reference = payloads.reference()
+    message = valid("shop.join", args, **{PAYLOADS: list(reference)})
+    return message, PREFIX + reference.key(message["headers"]["id"]), bytes(payloads.data)
+
+
+def stored(index: Any, kind: Any, dtype: Any = "", shape: Any = ()) -> dict[str, Any]:
+    """Return a stored value as it is in JSON."""
+    return {"__type__": STORED, "__value__": [index, kind, dtype, shape]}
 
 
 def encoded(message: dict[str, Any]) -> bytes:
