@@ -18,11 +18,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -36,6 +36,7 @@ from kombu.serialization import prepare_accept_content
 
 from celery_batch.batching.batch import Reason
 from celery_batch.compat.celery import encode_results_with, result_reprs
+from celery_batch.errors import InvalidPayload
 from celery_batch.payloads.store import StoreError
 from celery_batch.pending_answer import Answer, pending_answer
 from celery_batch.protocol import TRACK_HEADER
@@ -80,8 +81,6 @@ logger = logging.getLogger(__name__)
 
 #: Stack frames that one item may need: tracer, autoretry, instrumentation and our own.
 _FRAMES_PER_ITEM = 16
-
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 #: Has the model called, and returns the seconds for which the call had to wait.
 RunModel = Callable[[ModelCall], float]
@@ -228,11 +227,18 @@ class _BatchTrace:
         for index, error in self._unreadable.items():
             if isinstance(error, Instead):
                 self._results[index] = (0, None, 0.0) if error is Instead.ENDED else None
-                continue
-            delivery, embed = self._payload[index], dict[str, Any]()
-            with suppress(Exception):  # what cannot be decoded either has no callbacks
-                *_, embed = delivery.decode(self._accept)
-            self._results[index] = self._fail(delivery, error, embed)
+            else:
+                self._results[index] = self._fail_without_values(self._payload[index], error)
+
+    def _fail_without_values(
+        self, delivery: Delivery, error: Exception
+    ) -> TraceResult | ExceptionInfo:
+        """Store that a request has failed, for its callbacks and its chord, too."""
+        logger.error("%s[%s] has failed: %r", self._task.name, delivery.task_id, error)
+        embed: dict[str, Any] = {}
+        with suppress(Exception):  # whatever is wrong with its body, too
+            *_, embed = replace(delivery, stored=None).decode(self._accept)
+        return self._fail(replace(delivery, request={**delivery.request, **embed}), error)
 
     def _find_fast_items(self) -> None:
         """Find the items that need no tracer; the last has one, for the model to run in."""
@@ -299,6 +305,8 @@ class _BatchTrace:
         task = self._task
         try:
             args, kwargs, embed = delivery.decode(self._accept)
+        except InvalidPayload as error:
+            return self._fail_without_values(delivery, error)
         except Exception as error:  # noqa: BLE001 (a malformed body, or no memory)
             return self._fail(delivery, error) if delivery.is_checked else Refused(reason_of(error))
         try:
@@ -317,17 +325,13 @@ class _BatchTrace:
             runtime = max(runtime - self._waited, 0.0)
         return (1, retval, runtime) if info else (0, shown, runtime)
 
-    def _fail(
-        self, delivery: Delivery, error: Exception, embed: Mapping[str, Any] = _NOTHING
-    ) -> TraceResult | ExceptionInfo:
+    def _fail(self, delivery: Delivery, error: Exception) -> TraceResult | ExceptionInfo:
         """Store a failure that no tracer has stored; the worker stores it if that fails."""
         einfo, backend = error_info(error), self._task.backend
         if not self._can_store:
             return einfo
         try:
-            backend.mark_as_failure(
-                delivery.task_id, error, request=Context({**delivery.request, **embed})
-            )
+            backend.mark_as_failure(delivery.task_id, error, request=Context(delivery.request))
         except Exception as failure:  # noqa: BLE001 (the other items go on)
             self._can_store = not isinstance(failure, temporary_errors(backend))
             logger.warning("Could not store that %s has failed: %s", delivery.task_id, failure)

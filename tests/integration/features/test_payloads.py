@@ -226,6 +226,24 @@ def test_values_that_are_gone(place: Place):
     eventually(noted, "the callback of the error")
 
 
+def test_a_chord_whose_values_are_gone(place: Place):
+    """Its body fails, and the error's callback is called: nobody waits for ever."""
+    gate = place.close_gate()
+    parts = [place.weigh.s(large(n), "x") for n in range(3)]
+    joined = chord(parts)(place.gathered.s())
+    alone = place.weigh.apply_async((large(4), "x"), link_error=place.note_error.s())
+    ids = [each.id for each in joined.parent.children]
+    for task_id in (ids[1], alone.id):
+        (key,) = stored(place, task_id)
+        place.app.backend.client.delete(key)
+    place.open_gate(gate)
+
+    with pytest.raises(InvalidPayload, match="gone"):
+        joined.get(timeout=SOON)
+    (heard,) = eventually(lambda: place.recall("note_error"), "the callback")
+    assert heard["id"] == alone.id
+
+
 def test_values_that_were_changed(place: Place):
     """They are not used."""
     gate = place.close_gate()
