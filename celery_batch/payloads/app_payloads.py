@@ -87,15 +87,19 @@ class AppPayloads:
         if isinstance(self._app.backend, RedisBackend):
             return RedisPayloads(self._app.backend)
         broker = self._app.conf.broker_write_url or self._app.conf.broker_url or ""
-        if str(broker).startswith(_REDIS):
-            return open_store(self._app, str(broker))
-        return None
+        return open_store(self._app, broker) if _is_one_redis(broker) else None
 
     def warn_once(self, text: str, *args: Any) -> None:
         """Log a warning, the first time."""
         if not self._has_warned:
             self._has_warned = True
             logger.warning(text, *args)
+
+
+def _is_one_redis(broker: Any) -> bool:
+    """Return whether a broker's URL names one Redis, not several for a failover."""
+    is_redis = isinstance(broker, str) and broker.startswith(_REDIS)
+    return is_redis and (";" not in broker or broker.startswith("sentinel"))
 
 
 def seconds_until(when: Any) -> float:

@@ -13,6 +13,7 @@ import redis
 from celery import Celery
 
 from celery_batch.errors import ConfigurationError
+from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.payloads.store import (
     DirectoryPayloads,
     PayloadStore,
@@ -223,3 +224,20 @@ def test_a_file_that_may_not_be_deleted(tmp_path: Path, monkeypatch: Any):
         with pytest.raises(StoreError, match="not yours"):
             work()
         assert ["celery-batch-payload-a-1"] == [each.name for each in tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("broker", "has_store"),
+    [
+        ("redis://one:6379/1", True),
+        ("redis://one:6379/1;redis://two:6379/1", False),
+        (["redis://one:6379/1", "redis://two:6379/1"], False),
+        ("sentinel://one:26379/1;sentinel://two:26379/1", True),
+        ("amqp://", False),
+    ],
+)
+def test_the_broker_keeps_payloads_if_it_is_one_redis(broker: Any, has_store: Any):
+    """Another server may have the message after a failover; sentinels are asked for the one."""
+    app = Celery("stores", broker=broker, backend="rpc://", set_as_current=False)
+
+    assert has_store == (AppPayloads.of(app).store is not None)
