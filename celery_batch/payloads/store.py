@@ -36,6 +36,9 @@ _T = TypeVar("_T")
 
 PREFIX = "celery-batch-payload-"
 
+#: The names of files that are being written begin so.
+_UNFINISHED = f".{PREFIX}"
+
 #: Bytes that one round trip reads at most, unless a single payload is larger.
 _MOST_BYTES = 64 << 20
 
@@ -230,7 +233,7 @@ class DirectoryPayloads(PayloadStore):
     def put(self, key: str, data: Any, seconds: float) -> None:
         """Store a payload; see `PayloadStore.put`."""
         final = self._file(key)
-        written = final.with_name(f".{uuid4().hex}")
+        written = self.path / f"{_UNFINISHED}{uuid4().hex}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             written.write_bytes(data)
@@ -281,8 +284,8 @@ class DirectoryPayloads(PayloadStore):
             for entry in os.scandir(self.path):
                 with suppress(FileNotFoundError):
                     until = entry.stat().st_mtime
-                    until += _ABANDONED if entry.name.startswith(".") else 0.0
-                    is_ours = entry.name.startswith((PREFIX, "."))
+                    until += _ABANDONED if entry.name.startswith(_UNFINISHED) else 0.0
+                    is_ours = entry.name.startswith((PREFIX, _UNFINISHED))
                     if is_ours and entry.is_file() and until < now:
                         found.append(Path(entry.path))
         return found

@@ -103,14 +103,15 @@ def test_files_expire(tmp_path: Path):
     store.put("old-1", b"old", 60)
     store.put("new-2", b"new", 60)
     (tmp_path / "payloads" / "other").write_text("not ours")
-    (tmp_path / "payloads" / ".half").write_text("of a process that died")
+    (tmp_path / "payloads" / ".profile").write_text("not ours either")
+    (tmp_path / "payloads" / ".celery-batch-payload-1f").write_text("of a process that died")
     ago = time.time() - 7200
-    for name in ("celery-batch-payload-old-1", "other", ".half"):
+    for name in ("celery-batch-payload-old-1", "other", ".profile", ".celery-batch-payload-1f"):
         os.utime(tmp_path / "payloads" / name, (ago, ago))
 
     assert [None, b"new"] == store.get(["old-1", "new-2"], [3, 3])
     assert store.sweep() == 2
-    assert ["celery-batch-payload-new-2", "other"] == sorted(
+    assert [".profile", "celery-batch-payload-new-2", "other"] == sorted(
         each.name for each in (tmp_path / "payloads").iterdir()
     )
     assert DirectoryPayloads(tmp_path / "never").sweep() == 0
