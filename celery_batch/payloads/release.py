@@ -20,8 +20,9 @@ logger = logging.getLogger(__name__)
 #: Seconds until a payload is deleted: its message has surely been acknowledged by then.
 _DELAY = 1.0
 
-#: How often payloads are renewed within the time in which they expire.
-_RENEWALS = 3
+#: How often payloads are renewed within the time in which they expire; and at least so often, in
+#: seconds, as one may have waited in the broker for most of that time.
+_RENEWALS, _RENEW_EVERY = 3, 60.0
 
 #: Seconds between two looks for files that have expired.
 _SWEEP = 600.0
@@ -48,9 +49,8 @@ class PayloadRelease:
         self._held: WeakSet[Any] = WeakSet()
         self._released: list[str] = []
         self._lock = threading.Lock()
-        self._wakeup = threading.Event()
+        self._wakeup, self._closing = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._is_closed = False
         now = time.monotonic()
         self._renew_at, self._sweep_at = now + self._interval, now
 
@@ -64,7 +64,7 @@ class PayloadRelease:
 
     @property
     def _interval(self) -> float:
-        return AppPayloads.of(self._app).settings.expires / _RENEWALS
+        return min(AppPayloads.of(self._app).settings.expires / _RENEWALS, _RENEW_EVERY)
 
     def start(self) -> None:
         """Delete files that have expired from now on, also if no request here has a payload."""
@@ -84,13 +84,20 @@ class PayloadRelease:
         with self._lock:
             self._held.discard(request)
             self._released.append(key)
+            self._start()
         self._wakeup.set()
 
-    def close(self) -> None:
-        """Delete what was released; the worker is shutting down."""
+    @classmethod
+    def close_of(cls, app: Any) -> None:
+        """Delete what was released: the worker of an app shuts down, which another may follow."""
+        known: Self | None = app.__dict__.pop("batch_payload_release", None)
+        if known is not None:
+            known._close()  # noqa: SLF001 (our own)
+
+    def _close(self) -> None:
         thread = self._thread
         if thread is not None:
-            self._is_closed = True
+            self._closing.set()
             self._wakeup.set()
             thread.join(_DELAY)
 
@@ -100,25 +107,30 @@ class PayloadRelease:
             self._thread.start()
 
     def _run(self) -> None:
-        while not self._is_closed:
-            self._wakeup.wait(min(self._interval, _SWEEP))
+        is_last = False
+        while not is_last:
+            self._wakeup.wait(self._interval)
             self._wakeup.clear()
-            if not self._is_closed:
-                time.sleep(_DELAY)
+            released = self._take()  # now: each is to wait
+            is_last = self._closing.wait(_DELAY)
+            released += self._take() if is_last else []
             try:
                 with forks_delayed():  # it may connect while a process is replaced
-                    self._work()
+                    self._work(released)
             except StoreError as error:
                 logger.warning("Payloads could not be deleted or renewed, and expire: %s", error)
             except Exception:
                 logger.exception("Payloads could not be deleted or renewed")
 
-    def _work(self) -> None:
+    def _take(self) -> list[str]:
+        with self._lock:
+            released, self._released = self._released, []
+        return released
+
+    def _work(self, released: list[str]) -> None:
         store = AppPayloads.of(self._app).store
         if store is None:
             return
-        with self._lock:
-            released, self._released = self._released, []
         for first in range(0, len(released), _AT_ONCE):
             store.delete(released[first : first + _AT_ONCE])
         now = time.monotonic()

@@ -240,7 +240,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         """Send the last acknowledgements, while the connection is still there."""
         self.validator.close()
         self.bulk.flush()
-        PayloadRelease.of(consumer.app).close()
+        PayloadRelease.close_of(consumer.app)
 
     def info(self, consumer: Any) -> dict[str, Any]:
         """Return the batch counters for ``celery inspect stats`` and Flower."""

@@ -98,6 +98,34 @@ def test_the_end_of_a_worker(app: Celery):
     release = PayloadRelease.of(app)
     release.hold(request)
     release.release(request)
-    release.close()
+    PayloadRelease.close_of(app)
 
     assert [False] == there(app, "a-1")
+
+
+def test_a_worker_after_another(app: Celery):
+    """In one process, as in tests: it deletes as the first one did."""
+    PayloadRelease.close_of(app)
+    for key in ("a-1", "b-2"):
+        put(app, key)
+        request = Request(key)
+        PayloadRelease.of(app).hold(request)
+        PayloadRelease.of(app).release(request)
+        PayloadRelease.close_of(app)
+
+        assert [False] == there(app, key)
+
+
+def test_the_last_is_not_deleted_sooner(app: Celery):
+    """Each payload is kept for as long, also while another waits for its end."""
+    put(app, "a-1", "b-2")
+    first, second = Request("a-1"), Request("b-2")
+    release = PayloadRelease.of(app)
+    for each in (first, second):
+        release.hold(each)
+    release.release(first)
+    time.sleep(0.8)
+    release.release(second)
+    time.sleep(0.5)
+
+    assert [False, True] == there(app, "a-1", "b-2")

@@ -153,6 +153,11 @@ class BatchRequest(Request):  # type: ignore[misc]
         if self.payload_key is not None and not (self.is_disowned or self.was_rejected):
             PayloadRelease.of(self._app).release(self)
 
+    def _announce_revoked(self, *args: Any, **options: Any) -> None:
+        """As Celery's; one that was acknowledged early ends here, too."""
+        super()._announce_revoked(*args, **options)
+        self.release_payload()
+
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 (Celery's signature)
         """As Celery's; deferred within `acknowledging_last`."""
         self._settle(partial(self._reject, requeue=requeue))
