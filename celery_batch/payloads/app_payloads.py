@@ -26,7 +26,7 @@ _POLICY = ("max_retries", "interval_start", "interval_step", "interval_max")
 #: Celery's message protocol that has headers.
 _WITH_HEADERS = 2
 
-_REDIS = ("redis", "rediss", "sentinel", "redis+socket")
+_REDIS = ("redis://", "rediss://", "redis+socket://")
 
 
 class AppPayloads:
@@ -86,20 +86,25 @@ class AppPayloads:
             return open_store(self._app, url)
         if isinstance(self._app.backend, RedisBackend):
             return RedisPayloads(self._app.backend)
-        broker = self._app.conf.broker_write_url or self._app.conf.broker_url or ""
-        return open_store(self._app, broker) if _is_one_redis(broker) else None
+        return self._in_broker()
+
+    def _in_broker(self) -> PayloadStore | None:
+        """Return a store in the Redis of the broker; None unless its URL says all about it."""
+        conf = self._app.conf
+        url = conf.broker_write_url or conf.broker_url
+        is_redis = isinstance(url, str) and url.startswith(_REDIS) and ";" not in url
+        if not is_redis or conf.broker_use_ssl:
+            return None
+        try:
+            return open_store(self._app, url)
+        except ValueError:  # it is Celery's for what the URL of a broker need not say
+            return None
 
     def warn_once(self, text: str, *args: Any) -> None:
         """Log a warning, the first time."""
         if not self._has_warned:
             self._has_warned = True
             logger.warning(text, *args)
-
-
-def _is_one_redis(broker: Any) -> bool:
-    """Return whether a broker's URL names one Redis, not several for a failover."""
-    is_redis = isinstance(broker, str) and broker.startswith(_REDIS)
-    return is_redis and (";" not in broker or broker.startswith("sentinel"))
 
 
 def seconds_until(when: Any) -> float:

@@ -28,6 +28,10 @@ _LONG = 1 << 12
 #: Bytes that one value of a list takes in a message, at least.
 _SHORTEST = 3
 
+#: Bytes of the largest payload that waits for others, as a copy: a caller may fill one array again
+#: and again.
+_LARGEST_COPY = 1 << 20
+
 
 class Uploads:
     """Payloads of calls that are written together, and that are stored together before."""
@@ -106,7 +110,10 @@ def with_stored_values(
     if not payloads.can_send or serializer not in SERIALIZERS:
         return args, kwargs, options
     taken = Payloads()
-    found_args, found_kwargs = _take_out(payloads, args, kwargs, taken)
+    try:
+        found_args, found_kwargs = _take_out(payloads, args, kwargs, taken)
+    except RecursionError:  # on which Celery raises an error of its own
+        return args, kwargs, options
     if not len(taken):
         return args, kwargs, options
     reference = taken.reference()
@@ -117,10 +124,10 @@ def with_stored_values(
         )
     task_id = options.get("task_id") or str(uuid4())
     seconds = payloads.settings.expires + _seconds_until_due(task, options)
-    upload = reference.key(task_id), taken.data, seconds
-    if uploads is not None and payloads.is_allowed:
-        uploads.add(payloads, upload)
-    elif not _is_stored(payloads, upload):
+    key = reference.key(task_id)
+    if uploads is not None and payloads.is_allowed and reference.total <= _LARGEST_COPY:
+        uploads.add(payloads, (key, bytes(taken.data), seconds))
+    elif not _is_stored(payloads, (key, taken.data, seconds)):
         return args, kwargs, options
     headers = {**(options.get("headers") or {}), PAYLOADS: list(reference)}
     return found_args, found_kwargs, {**options, "task_id": task_id, "headers": headers}

@@ -15,6 +15,7 @@ from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch import BatchTask, MessageTooLarge, QueueFull
 from celery_batch.errors import ConfigurationError
+from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.processes.redis_server import RedisServer
 
 LARGE = np.ones(20_000, "f4")
@@ -115,6 +116,62 @@ def test_many_calls(make: Any, client: redis.Redis):
 
     assert len(stored(client)) == 2
     assert client.llen("celery") == 3
+
+
+def test_no_message_is_sent_before_its_payload(make: Any, client: redis.Redis):
+    """Where each of many calls is written at once, its values are, too."""
+    task = make(batch_bulk=False)
+    numbers = []
+
+    def rows():
+        for _ in range(4):
+            numbers.append((client.llen("celery"), len(stored(client))))
+            yield LARGE
+
+    task.delay_many(rows())
+    assert [(n, n) for n in range(4)] == numbers
+
+
+def test_an_array_that_is_filled_again(make: Any, client: redis.Redis):
+    """Each call has what was in it when the call was made."""
+    task, frame = make(), np.zeros(20_000, "f4")
+    task.delay(frame)
+
+    def frames():
+        for n in (1, 2, 3):
+            frame[:] = n
+            yield frame
+
+    task.delay_many(frames())
+    found = sorted(np.frombuffer(client.get(key), "f4").mean() for key in stored(client))
+    assert [0, 1, 2, 3] == found
+
+
+def test_values_in_themselves(make: Any):
+    """They cannot be encoded, which is Celery's error."""
+    value: list[Any] = [LARGE]
+    value.append(value)
+    with pytest.raises(EncodeError):
+        make().delay(value)
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {"broker_url": "rediss://localhost/0", "broker_use_ssl": {"ssl_cert_reqs": 0}},
+        {"broker_url": "rediss://localhost/0"},
+        {"broker_url": "redis://one/0;redis://two/0"},
+        {"broker_url": ["redis://one/0", "redis://two/0"]},
+        {"broker_url": "sentinel://one:1;sentinel://two:1"},
+    ],
+    ids=["keys", "no keys", "two", "a list", "sentinels"],
+)
+def test_brokers_whose_url_does_not_say_all(conf: dict[str, Any]):
+    """They are no store, where none is named and the results are elsewhere."""
+    app = Celery("elsewhere", backend="rpc://", set_as_current=False)
+    app.conf.update(conf)
+
+    assert AppPayloads.of(app).store is None
 
 
 def test_without_a_store(make: Any, client: redis.Redis):

@@ -233,12 +233,12 @@ def test_a_file_that_may_not_be_deleted(tmp_path: Path, monkeypatch: Any):
         ("redis://one:6379/1", True),
         ("redis://one:6379/1;redis://two:6379/1", False),
         (["redis://one:6379/1", "redis://two:6379/1"], False),
-        ("sentinel://one:26379/1;sentinel://two:26379/1", True),
+        ("sentinel://one:26379/1;sentinel://two:26379/1", False),
         ("amqp://", False),
     ],
 )
 def test_the_broker_keeps_payloads_if_it_is_one_redis(broker: Any, has_store: Any):
-    """Another server may have the message after a failover; sentinels are asked for the one."""
+    """Another may have the message after a failover; a URL of sentinels does not name theirs."""
     app = Celery("stores", broker=broker, backend="rpc://", set_as_current=False)
 
     assert has_store == (AppPayloads.of(app).store is not None)

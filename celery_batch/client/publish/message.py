@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from json.encoder import encode_basestring_ascii as quoted
 from os import urandom
 from typing import Any, NamedTuple
 
 from celery import Celery
+from celery.utils.functional import noop
 from celery.utils.saferepr import saferepr
 from celery.utils.time import (
     add_seconds_to_datetime,
@@ -315,7 +317,17 @@ class _SameChannel(_Producer):  # type: ignore[misc]
 
 
 class RedisProducer(_SameChannel):
-    """A producer that keeps the message for Redis that it would push to a list."""
+    """
+    A producer that keeps the message for Redis that it would push to a list.
+
+    Args:
+        producer: On whose channel.
+        before_others: Called before it sends what is not simply put into one list.
+    """
+
+    def __init__(self, producer: Any, before_others: Callable[[], object] = noop) -> None:
+        super().__init__(producer)
+        self._before_others = before_others
 
     #: Whether it sends what is not simply put into one list, as kombu does.
     sends_others = True
@@ -331,6 +343,7 @@ class RedisProducer(_SameChannel):
             self.maybe_declare(entity)
         if exchange or queue in channel._expires:  # noqa: SLF001
             if self.sends_others:
+                self._before_others()
                 super()._publish(body, *details)
             return
         message = channel.prepare_message(

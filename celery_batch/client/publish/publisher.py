@@ -75,9 +75,8 @@ class Publisher(PerProcess):
         self._templates = MessageTemplates(self._app)
         self._limiter = QueueLimiter(self._app, settings)
 
-    @staticmethod
     def with_stored_values(
-        task: Any, args: Any, kwargs: Any, options: dict[str, Any]
+        self, task: Any, args: Any, kwargs: Any, options: dict[str, Any]
     ) -> tuple[Any, Any, dict[str, Any]]:
         """
         Return what to send of a call: large arguments are stored beside its message.
@@ -89,7 +88,7 @@ class Publisher(PerProcess):
         if "headers" not in options and not may_be_large(args, kwargs):
             return args, kwargs, options
         bulk = current_bulk(task, options)
-        uploads = None if bulk is None else bulk.uploads
+        uploads = bulk.uploads if bulk is not None and self._current_settings().bulk else None
         return with_stored_values(task, args, kwargs, options, uploads)
 
     def send(self, task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
@@ -247,7 +246,7 @@ class Publisher(PerProcess):
             connection = producer.connection
             driver = connection.transport.driver_type
             if driver == "redis":
-                collector = RedisProducer(producer)
+                collector = RedisProducer(producer, bulk.uploads.flush)
                 result = apply(**{**options, "producer": collector})
             confirms = connection.transport_options.get("confirm_publish")
         # With no producer held: the write needs one, and there may be no other.
