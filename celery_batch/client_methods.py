@@ -43,7 +43,6 @@ class ClientMethods(Task):  # type: ignore[misc]
         """Make groups send their batch tasks in one write."""
         super().on_bound(app)
         _client("publish.groups").send_groups_in_bulk()
-        _payloads("results").read_stored_results()
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """
@@ -265,8 +264,3 @@ def _reporting_lost_backend() -> Iterator[None]:
 @cache
 def _client(name: str) -> Any:
     return import_module(f"celery_batch.client.{name}")
-
-
-@cache
-def _payloads(name: str) -> Any:
-    return import_module(f"celery_batch.payloads.{name}")

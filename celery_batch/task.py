@@ -20,6 +20,7 @@ from celery.exceptions import Retry, TaskPredicate
 
 from celery_batch.batching.cost import CostLimits
 from celery_batch.client_methods import ClientMethods
+from celery_batch.compat.results import read_meta_with
 from celery_batch.config import (
     Settings,
     isolates_failures,
@@ -58,6 +59,14 @@ from celery_batch.task_options import (
 )
 
 register_types()
+
+
+def _restored(backend: Any, meta: Any) -> Any:
+    return import_module("celery_batch.payloads.results").restored(backend, meta)
+
+
+# With the import: an app that only reads results binds no task.
+read_meta_with(PAYLOADS, _restored)
 
 __all__ = ["BatchTask", "model_task"]
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import partial
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any
@@ -41,7 +41,6 @@ __all__ = [
     "encode_results_with",
     "is_waiting",
     "original_run",
-    "read_meta_with",
     "reconnect_soon",
     "result_reprs",
 ]
@@ -128,25 +127,6 @@ def encode_results_with(backend: Any, encode: Callable[[Any], str]) -> None:
                 return own(data)
 
         backend._encode = encoded  # noqa: SLF001 (as above)
-
-
-def read_meta_with(restore: Callable[[Any, Any], Any]) -> None:
-    """
-    Have all result backends of this process pass what they have read to a function.
-
-    Args:
-        restore: Given a backend and decoded meta data, returns what the backend is to return.
-    """
-    own = Backend.meta_from_decoded
-    if getattr(own, "is_ours", False):
-        return
-
-    @wraps(own)
-    def meta_from_decoded(self: Any, meta: Any) -> Any:
-        return restore(self, own(self, meta))
-
-    meta_from_decoded.is_ours = True  # type: ignore[attr-defined]
-    Backend.meta_from_decoded = meta_from_decoded
 
 
 def allow_delayed_replies(consumer: Any) -> None:

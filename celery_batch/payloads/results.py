@@ -6,8 +6,9 @@ import logging
 from typing import Any
 
 from celery import states
+from kombu.exceptions import OperationalError
+from kombu.utils.functional import retry_over_time
 
-from celery_batch.compat.celery import read_meta_with
 from celery_batch.errors import InvalidPayload
 from celery_batch.payloads import sending
 from celery_batch.payloads.app_payloads import SERIALIZERS, AppPayloads
@@ -19,7 +20,7 @@ __all__ = [
     "forget_payload",
     "may_be_large",
     "mentions_payload",
-    "read_stored_results",
+    "restored",
     "with_stored_result",
 ]
 
@@ -55,11 +56,14 @@ def with_stored_result(backend: Any, meta: dict[str, Any]) -> dict[str, Any]:
     if payloads.store is None or backend.serializer not in SERIALIZERS:
         return meta
     taken, least = Payloads(), payloads.settings.threshold
-    found = {
-        name: take_out(meta[name], least, taken, takes_bytes=payloads.takes_bytes)
-        for name in _LARGE
-        if name in meta
-    }
+    try:
+        found = {
+            name: take_out(meta[name], least, taken, takes_bytes=payloads.takes_bytes)
+            for name in _LARGE
+            if name in meta
+        }
+    except RecursionError:  # which the encoder says
+        return meta
     if not len(taken):
         return meta
     data, reference = taken.data, taken.reference()
@@ -77,35 +81,42 @@ def mentions_payload(value: bytes) -> bool:
     return PAYLOADS.encode() in value
 
 
-def read_stored_results() -> None:
-    """Have every result backend of this process read what is stored beside results."""
-    read_meta_with(_restored)
+def restored(backend: Any, meta: dict[str, Any]) -> dict[str, Any]:
+    """
+    Return a result's meta data with its stored parts in their places.
 
+    Args:
+        backend: Celery's, that the result is stored with.
+        meta: As decoded; they say that there are such parts.
 
-def _restored(backend: Any, meta: Any) -> Any:
-    """Return a result's decoded meta data with its stored parts in their places."""
-    header = meta.pop(PAYLOADS, None) if isinstance(meta, dict) else None
-    if header is None:
-        return meta
+    Raises:
+        OperationalError: The store cannot be reached.
+    """
+    header = meta.pop(PAYLOADS)
     try:
         reference = PayloadReference.from_header(header)
-        parts = reference.split(_read(backend.app, reference, meta))
+        parts = reference.split(_read(backend, reference, meta))
         for name in _LARGE:
             if name in meta:
                 meta[name] = put_back(meta[name], parts)
-    except (ValueError, StoreError) as error:
+    except ValueError as error:
         text = f"the task has succeeded, and its result cannot be read: {error}"
         return {**meta, "status": states.FAILURE, "result": InvalidPayload(text)}
     return meta
 
 
-def _read(app: Any, reference: PayloadReference, meta: Any) -> bytes | None:
-    payloads = AppPayloads.of(app)
+def _read(backend: Any, reference: PayloadReference, meta: Any) -> Any:
+    payloads = AppPayloads.of(backend.app)
     if payloads.store is None:
         raise InvalidPayload("this process has no payload store: set batch_payload_store")
     if reference.total > payloads.settings.most:
         raise InvalidPayload(f"it has {reference.total} bytes, more than batch_max_payload_size")
-    (data,) = payloads.store.get([reference.key(str(meta["task_id"]))], [reference.total])
+    keys, sizes = [reference.key(str(meta["task_id"]))], [reference.total]
+    get, policy = payloads.store.get, backend.retry_policy
+    try:
+        (data,) = retry_over_time(get, StoreError, (keys, sizes), **policy)
+    except StoreError as error:
+        raise OperationalError(f"The payload store cannot be reached: {error}") from error
     return data
 
 

@@ -174,6 +174,8 @@ async def apredict(
                 await _end_or_refusal(results, deadline)
             else:
                 await _all_end(results, deadline)
+        with _reading_results():
+            await asyncio.gather(*(each.read_soon() for each in results if each.has_payload))
     return _outputs(results, return_exceptions=return_exceptions)
 
 
@@ -407,7 +409,8 @@ def _refusals(results: Sequence[Any], wake: Callable[[], object]) -> Iterator[li
 
     def look(index: int) -> None:
         result = results[index]
-        if result.pending_result.value and isinstance(result.result, QueueFull):
+        is_small = result.pending_result.value and not result.has_payload
+        if is_small and isinstance(result.result, QueueFull):
             refused.append(index)
             wake()
 

@@ -18,6 +18,7 @@ from celery.utils.functional import noop
 
 from celery_batch.client.results.listener import start_listener
 from celery_batch.client.results.poller import Poller
+from celery_batch.payloads.results import mentions_payload
 
 __all__ = [
     "as_completed",
@@ -141,7 +142,7 @@ def small_values(results: Iterable[Any]) -> bool:
     for result in results:
         value = result.pending_result.value
         left -= len(value or b"")
-        if not value or left < 0:
+        if not value or left < 0 or mentions_payload(value):
             return False
     return True
 

@@ -216,10 +216,20 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
     def forget_payload(self) -> None:
         """Delete what is stored beside the result, if anything is."""
         value = self._pending.value
-        if value is None and isinstance(self.backend, RedisBackend):
+        if not value and isinstance(self.backend, RedisBackend):  # or it was too large to be sent
             value = self.backend.get(self.backend.get_key_for_task(self.id))
         if value and mentions_payload(value):
             forget_payload(self.backend, self.backend.decode(value))
+
+    @property
+    def has_payload(self) -> bool:
+        """Whether it is received, and what is stored beside it is still to be read."""
+        value = self._pending.value
+        return self._meta is None and value is not None and mentions_payload(value)
+
+    def read_soon(self) -> asyncio.Future[Any]:
+        """Read what is stored beside it in a thread; the running loop's future ends then."""
+        return asyncio.get_running_loop().run_in_executor(None, self._open)
 
     def _forget_here(self) -> None:
         self._pending = PendingResult(self._pending.registry, self.id)  # which receives nothing
@@ -317,11 +327,10 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         if self._ignored:
             return None
         assert_will_not_block()
-        if self._open() is None:
+        if not self.has_payload and self._open() is None:
             yield from wait_until_ended(self).__await__()
-            value = self._pending.value
-            if value and mentions_payload(value):  # which takes a thread to read
-                yield from asyncio.get_running_loop().run_in_executor(None, self._open)
+        if self.has_payload:
+            yield from self.read_soon()
         return self.maybe_throw()
 
     def future(self) -> Future[Any]:

@@ -132,11 +132,16 @@ class StateIterator:
         if latest is not None and latest != self._seen:
             self._seen = latest
             with suppress(Exception):  # the caller who wants the result meets the error
-                decode = self._result.backend.decode
-                return str(decode(latest)["status"] if latest else states.PENDING)
+                return self._decoded_state(latest) if latest else states.PENDING
         if pending.value is None:
             return None
+        if self._result.has_payload:
+            return self._decoded_state(pending.value)
         return str(self._result._open()["status"])  # noqa: SLF001 (`_is_polled` has opened it)
+
+    def _decoded_state(self, value: bytes) -> str:
+        """Return the state in a stored value, without what is stored beside that."""
+        return str(self._result.backend.decode(value)["status"])
 
     def _advance(self, state: str) -> str | None:
         if state == self._last:
@@ -156,7 +161,9 @@ class StateIterator:
         value = result.pending_result.value
         if value is None:
             return False
-        return not value or result._open() is None  # noqa: SLF001 (too large to be sent, or no end)
+        if not value:  # too large to be sent
+            return True
+        return not result.has_payload and result._open() is None  # noqa: SLF001 (no end)
 
     def _subscribe(self, callback: Callable[[], object]) -> Callable[[], object]:
         """Have a function called when there may be a new state; return what takes that back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,12 @@ import psutil
 import pytest
 import torch
 from celery import chain, chord, group
+from kombu.exceptions import OperationalError
 
+from celery_batch import as_completed
 from celery_batch.errors import InvalidPayload
+from celery_batch.payloads.app_payloads import AppPayloads
+from celery_batch.payloads.store import StoreError
 from tests.services.place import SOON, Place, eventually
 
 POOLS = pytest.mark.pools("prefork", "solo", "threads")
@@ -289,6 +294,60 @@ def test_coroutines(place: Place):
 
     found = asyncio.run(_run())
     assert all(np.array_equal(2 * large(n), each) for n, each in enumerate(found))
+
+
+def test_no_event_loop_reads_values(place: Place, monkeypatch: pytest.MonkeyPatch):
+    """Nor does the thread that receives all results."""
+    store: Any = AppPayloads.of(place.app).store
+    own, readers = store.get, []
+
+    def get(*args: Any) -> Any:
+        readers.append(threading.current_thread())
+        return own(*args)
+
+    monkeypatch.setattr(store, "get", get)
+
+    async def _run() -> list[Any]:
+        results = [await place.arrays.adelay(large(n)) for n in range(4)]
+        found = [await results[0]]
+        there = lambda: all(each.pending_result.value for each in results)  # noqa: E731
+        await asyncio.to_thread(eventually, there, "all results")
+        states = [state async for state in results[1].iter_states(SOON)]
+        assert states[-1] == "SUCCESS"
+        found += [await results[1], await asyncio.wrap_future(results[2].future())]
+        async for each in as_completed(results[3:], SOON):
+            found.append(await each)
+        return found
+
+    found = asyncio.run(_run())
+    assert all(np.array_equal(2 * large(n), each) for n, each in enumerate(found))
+    assert len(readers) == 4
+    assert threading.main_thread() not in readers
+    assert not [each for each in readers if "result" in each.name]
+
+
+def test_a_store_that_is_away_for_a_moment(place: Place, monkeypatch: pytest.MonkeyPatch):
+    """A result is read again; if that fails, too, it is not the task that has failed."""
+    store: Any = AppPayloads.of(place.app).store
+    own, errors = store.get, [StoreError("away"), StoreError("away")]
+
+    def get(*args: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return own(*args)
+
+    result = place.arrays.delay(large(1))
+    monkeypatch.setattr(store, "get", get)
+    assert np.array_equal(2 * large(1), result.get(timeout=SOON))
+
+    errors += [StoreError("away")] * 100
+    policy = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
+    monkeypatch.setattr(type(place.app.backend), "retry_policy", policy)
+    theirs = place.app.AsyncResult(result.id)
+    with pytest.raises(OperationalError, match="payload store"):
+        theirs.get(timeout=SOON)
+    errors.clear()
+    assert np.array_equal(2 * large(1), theirs.get(timeout=SOON))
 
 
 def test_other_readers(place: Place):
