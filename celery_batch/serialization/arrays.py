@@ -36,6 +36,7 @@ __all__ = [
     "encoded_hook",
     "is_array",
     "is_array_type",
+    "itemsize_of",
     "register_arrays",
     "register_arrays_as_lists",
     "register_decoders",
@@ -141,7 +142,7 @@ class EncodedArray:
     @property
     def itemsize(self) -> int:
         """The bytes of an element."""
-        return _itemsize(self.kind, self.dtype)
+        return itemsize_of(self.kind, self.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -255,7 +256,7 @@ class EncodedArray:
 
 
 @lru_cache(maxsize=256)
-def _itemsize(kind: str, dtype: str) -> int:
+def itemsize_of(kind: str, dtype: str) -> int:
     """Return the bytes of an element; raise `ValueError` for another name."""
     found = _TORCH_DTYPES.get(dtype, "") if kind == TENSOR else dtype
     if isinstance(found, int):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Self
+
+from celery_batch.serialization.arrays import itemsize_of
 
 __all__ = ["STORED", "StoredValue"]
 
@@ -24,6 +27,9 @@ class StoredValue:
 
     __slots__ = ("dtype", "index", "kind", "shape")
 
+    #: As arrays, since equal ones cannot be told here.
+    __hash__ = None  # type: ignore[assignment]
+
     def __init__(self, index: int, kind: str, dtype: str = "", shape: Sequence[int] = ()) -> None:
         self.index, self.kind, self.dtype, self.shape = index, kind, dtype, tuple(shape)
 
@@ -31,6 +37,11 @@ class StoredValue:
     def ndim(self) -> int:
         """The number of dimensions."""
         return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements of an array; raise `ValueError` for another kind of value."""
+        return prod(self.shape) * itemsize_of(self.kind, self.dtype)
 
     def __len__(self) -> int:
         """Return the length of its first dimension."""

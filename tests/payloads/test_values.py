@@ -241,5 +241,8 @@ def test_a_stored_value_shows_what_it_is():
         value.shape,
     )
     assert repr(StoredValue(0, "bytes")) == "<bytes>"
+    assert value.nbytes == 48
+    with pytest.raises(TypeError):  # as an array's
+        hash(value)
     with pytest.raises(TypeError, match="no length"):
         len(StoredValue(0, "bytes"))

@@ -208,7 +208,8 @@ class BatchRequest(Request):  # type: ignore[misc]
         Compute its cost and its key, unless they are known.
 
         One without a cost counts as nothing, one without a key shares no batch: both fail where
-        the model would run.  No row counts for more than a whole batch, whatever it costs.
+        the model would run.  No row counts for more than a whole batch, whatever it costs; one
+        whose cost needs what is stored beside its message counts for as much.
 
         Args:
             policy: The task's; says whether rows are padded, and what a body costs that is too
@@ -224,7 +225,7 @@ class BatchRequest(Request):  # type: ignore[misc]
         if item_cost is not None and self.cost is None:
             most = policy.max_batch_cost
             if is_usual and most is not None:
-                cost = self._own_cost(item_cost, self._args, self._kwargs)
+                cost = self._own_cost(item_cost, self._args, self._kwargs, most)
                 self.cost = self.work = most if cost > most else cost  # noqa: FURB136 (half the time)
             else:
                 self._compute_cost(item_cost, policy)
@@ -240,12 +241,11 @@ class BatchRequest(Request):  # type: ignore[misc]
                     raise
                 self.batch_key = object()
 
-    @staticmethod
-    def _own_cost(item_cost: ItemCost, args: Any, kwargs: Any) -> float:
+    def _own_cost(self, item_cost: ItemCost, args: Any, kwargs: Any, most: float) -> float:
         try:
             return item_cost.of_call(args, kwargs)
         except (BatchError, TypeError, ValueError):
-            return 0.0
+            return 0.0 if self.payload_key is None else most
 
     def _compute_cost(self, item_cost: ItemCost, policy: BatchPolicy) -> None:
         """Compute the cost of a chunk, or of a request with a large body."""
@@ -256,7 +256,7 @@ class BatchRequest(Request):  # type: ignore[misc]
             costs = [min(cost, most) for cost in self._costs_of_rows(item_cost)]
             self.cost = max(costs, default=0.0) if policy.padded else sum(costs)
         else:
-            self.cost = min(self._own_cost(item_cost, self.args, self.kwargs), most)
+            self.cost = min(self._own_cost(item_cost, self.args, self.kwargs, most), most)
         self.work = policy.work_of(self.rows, self.cost)
 
     def _costs_of_rows(self, item_cost: ItemCost) -> list[float]:
