@@ -235,7 +235,9 @@ class BatchTask(ChunkCalls, ClientMethods):
         answer = pending_answer.pop(self.request.id)
         if answer is None and self.request.get(PAYLOADS):  # a worker without our strategy
             reading = import_module("celery_batch.payloads.reading")
+            self.request.batch_unread = True  # for `retry`: no later try would have them
             args, kwargs = reading.with_values(self.app, self.request, args, kwargs)
+            self.request.update(batch_unread=False, args=args, kwargs=kwargs)
         rows = self._call_rows(args, kwargs)
         if answer is not None:
             outcome = answer(rows)
@@ -269,6 +271,8 @@ class BatchTask(ChunkCalls, ClientMethods):
             ConfigurationError: New arguments were given for a whole batch.
         """
         if not pending_answer.in_batch:
+            if self.request.get("batch_unread") and "exc" in options:
+                raise options["exc"]
             whole = self.request.get("batch_error")
             if whole is not None and "exc" in options:
                 options["exc"] = whole

@@ -11,6 +11,7 @@ from typing import Any, Self
 from celery.backends.redis import RedisBackend
 
 from celery_batch.config import PayloadSettings, SettingsSnapshot
+from celery_batch.errors import InvalidPayload, MessageTooLarge
 from celery_batch.payloads.store import PayloadStore, RedisPayloads, open_store
 
 __all__ = ["SERIALIZERS", "AppPayloads", "seconds_until"]
@@ -99,6 +100,20 @@ class AppPayloads:
             return open_store(self._app, url)
         except ValueError:  # it is Celery's for what the URL of a broker need not say
             return None
+
+    def why_unreadable(self, size: int) -> Exception | None:
+        """Return why this process cannot read a payload of so many bytes; None if it can."""
+        if self.store is None:
+            return InvalidPayload(
+                "values are stored beside the message, and this worker has no store: set"
+                " batch_payload_store as where the call was made"
+            )
+        if size > self.settings.most:
+            return MessageTooLarge(
+                f"the values that are stored beside the message have {size} bytes, more than"
+                f" batch_max_payload_size"
+            )
+        return None
 
     def warn_once(self, text: str, *args: Any) -> None:
         """Log a warning, the first time."""

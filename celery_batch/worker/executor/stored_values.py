@@ -10,7 +10,7 @@ from typing import Any
 from celery import states
 from kombu.utils.functional import retry_over_time
 
-from celery_batch.errors import InvalidPayload, MessageTooLarge
+from celery_batch.errors import InvalidPayload
 from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.payloads.store import StoreError
 from celery_batch.payloads.values import PayloadReference
@@ -53,7 +53,7 @@ def read_stored_values(task: Any, payload: BatchPayload) -> dict[int, Exception 
         if header is not None:
             payloads = payloads or AppPayloads.of(task.app)
             reference = PayloadReference.from_header(header)
-            error = _why_not(payloads, reference)
+            error = payloads.why_unreadable(reference.total)
             if error is not None:
                 found[index] = error
             elif references and size + reference.total > payloads.settings.most:
@@ -71,20 +71,6 @@ def read_stored_values(task: Any, payload: BatchPayload) -> dict[int, Exception 
             has_ended = data is None and _has_ended(task, payload[index])
             found[index] = Instead.ENDED if has_ended else error
     return found
-
-
-def _why_not(payloads: AppPayloads, reference: PayloadReference) -> Exception | None:
-    if payloads.store is None:
-        return InvalidPayload(
-            "values are stored beside the message, and this worker has no store: set"
-            " batch_payload_store as where the call was made"
-        )
-    if reference.total > payloads.settings.most:
-        return MessageTooLarge(
-            f"the values that are stored beside the message have {reference.total} bytes, more"
-            f" than batch_max_payload_size"
-        )
-    return None
 
 
 def _read(

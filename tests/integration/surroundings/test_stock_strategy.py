@@ -1,0 +1,68 @@
+"""A worker of batch tasks without the strategy and the steps that make batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from celery import Celery
+
+from celery_batch import BatchTask
+from celery_batch.errors import InvalidPayload
+from celery_batch.protocol import PAYLOADS
+from tests.services.place import eventually
+from tests.services.stage import Stage
+
+LARGE = np.random.default_rng(1).random(20_000).astype("f4")
+
+
+@pytest.fixture(scope="module")
+def stock(stage: Stage) -> Any:
+    """Return the task as a caller has it; its worker runs."""
+    worker = stage.worker("tests.services.stock_worker", "-c", "1", "-P", "solo")
+    assert "batches of up to" not in worker.log.read_text()
+    app: Celery = stage.client()
+
+    @app.task(base=BatchTask, name="stock.doubled", shared=False)
+    def doubled(x, word):
+        """Only the worker's does anything."""
+
+    app.finalize()
+    return app.tasks["stock.doubled"]
+
+
+def stored(stage: Stage, task_id: str = "") -> list[bytes]:
+    """Return the keys of payloads."""
+    return list(stage.redis.scan_iter(f"celery-batch-payload-{task_id}*"))
+
+
+def test_stored_values_are_read(stage: Stage, stock: Any):
+    """Each call has its values, and its result comes back whole."""
+    results = [stock.delay(n * LARGE, word="x") for n in range(3)]
+    assert all(len(stored(stage, each.id)) == 1 for each in results)
+
+    for n, each in enumerate(results):
+        assert np.array_equal(2 * n * LARGE, each.get(timeout=30))
+
+
+def test_a_retry_has_its_values(stage: Stage, stock: Any):
+    """They are stored for the next try as a caller's are."""
+    result = stock.delay(LARGE, word="again")
+
+    assert np.array_equal(2 * LARGE, result.get(timeout=30))
+    assert ["again", "again"] == [each for each in stage.facts("doubled") if each == "again"]
+    eventually(lambda: not stored(stage, result.id), "the end of both payloads")
+
+
+def test_values_that_are_gone(stage: Stage, stock: Any):
+    """The call fails, without tries that could not find them either."""
+    found = {"__type__": "batch-payload", "__value__": [0, "ndarray", "<f4", [4]]}
+    result = stock.app.send_task(
+        "stock.doubled", (found, "gone"), headers={PAYLOADS: ["a" * 16, [16], 1]}
+    )
+
+    with pytest.raises(InvalidPayload, match="gone"):
+        result.get(timeout=30)
+    assert "gone" not in stage.facts("doubled")
+    assert np.array_equal(2 * LARGE, stock.delay(LARGE, word="x").get(timeout=30))
