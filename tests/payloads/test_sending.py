@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,7 @@ from celery_batch import BatchTask, MessageTooLarge, QueueFull
 from celery_batch.errors import ConfigurationError
 from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.processes.redis_server import RedisServer
+from celery_batch.protocol import READS_PAYLOADS
 
 LARGE = np.ones(20_000, "f4")
 
@@ -180,6 +182,22 @@ def test_without_a_store(make: Any, client: redis.Redis):
 
     assert stored(client) == {}
     assert size_of_queue(client) > LARGE.nbytes
+
+
+@pytest.mark.parametrize("store", [None, False])
+def test_a_caller_without_a_store_asks_for_whole_results(
+    make: Any, client: redis.Redis, store: Any
+):
+    """Of every kind of call, for it could not read what is stored beside them."""
+    task = make(batch_payload_store=store)
+    task.delay(1)
+    task.delay_many([1, 2])
+    task.apply_async((LARGE,), priority=3, headers={"mine": 1})
+    raw = [each for key in client.keys("celery*") if client.type(key) == b"list"
+           for each in client.lrange(key, 0, -1)]  # fmt: skip
+    asked = [READS_PAYLOADS in json.loads(each)["headers"] for each in raw]
+
+    assert [store is None] * 4 == asked
 
 
 def test_serializers_that_cannot_say_it(make: Any, client: redis.Redis):

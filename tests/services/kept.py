@@ -33,6 +33,20 @@ def _answer(one):
     return one
 
 
+@app.task(name="kept.doubled", **BATCH)
+def doubled(x):
+    """Double each array."""
+    return [2 * each for each in x]
+
+
+@app.task(name="kept.doubled_as_lists", outputs="lists", **BATCH)
+def doubled_as_lists(x):
+    """Double each list of numbers, or each array, all in one array."""
+    import numpy as np  # noqa: PLC0415 (only this task needs it)
+
+    return 2 * np.stack([np.asarray(each, "f4") for each in x])
+
+
 @app.task(name="kept.total", **BATCH)
 def total(numbers):
     """Add up what a chord has gathered."""

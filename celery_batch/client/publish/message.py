@@ -32,6 +32,7 @@ from kombu.utils.json import JSONEncoder, dumps
 
 from celery_batch.client.publish.buffer import PreparedMessage
 from celery_batch.config import SettingsSnapshot, max_queue_of
+from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.protocol import READS_PAYLOADS, REPLY_HEADER, SENT
 from celery_batch.serialization.arrays import describe
 from celery_batch.serialization.stored_value import StoredValue
@@ -407,7 +408,8 @@ def send_probe(task: Any, options: dict[str, Any], probe: Probe, form: Form) -> 
         headers[SENT] = PLACEHOLDER + "sent"
     if form.reply:
         headers[REPLY_HEADER] = PLACEHOLDER + "reply"
-        headers[READS_PAYLOADS] = True
+        if AppPayloads.of(task.app).store is not None:
+            headers[READS_PAYLOADS] = True
     options = {**options, "headers": headers, "expires": _ANY_EXPIRY if form.expires else None}
     task.app.send_task(
         task.name,

@@ -45,6 +45,7 @@ from celery_batch.client.publish.message import (
 from celery_batch.client.publish.transport import Transport
 from celery_batch.client.results.listener import ResultReader, listener_for
 from celery_batch.client_methods import ClientMethods
+from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.payloads.sending import may_be_large, with_stored_values
 from celery_batch.protocol import READS_PAYLOADS, REPLY_HEADER, SENT
 from celery_batch.serialization.arrays import describe
@@ -210,7 +211,9 @@ class Publisher(PerProcess):
         task_id = options.get("task_id") or new_id()
         options = {**options, "task_id": task_id}
         result = expect_result(task, options, task_id, listener, frozen)
-        ours = {REPLY_HEADER: listener.channel, READS_PAYLOADS: True}
+        ours: dict[str, Any] = {REPLY_HEADER: listener.channel}
+        if AppPayloads.of(self._app).store is not None:
+            ours[READS_PAYLOADS] = True
         options["headers"] = {**headers, **ours}
         with without_subscription(self._app):
             sent = self._apply(apply, options, bulk)

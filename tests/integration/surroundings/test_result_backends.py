@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
-from celery import Celery, chord
+from celery import Celery, chord, signals
 
+from celery_batch import BatchTask
+from celery_batch.protocol import PAYLOADS
+from tests.services.place import eventually
 from tests.services.stage import Stage
 
 #: Result backends on Redis as the broker; the folder is the stage's.
@@ -18,6 +24,8 @@ BACKENDS = {
     "rpc": "rpc://",
     "disabled": "disabled://",
 }
+
+LARGE = np.random.default_rng(1).random(20_000).astype("f4")
 
 #: RPC has no memory that could count a chord's parts.
 COUNTING = ["redis", "sqlite", "files"]
@@ -51,6 +59,50 @@ def rpc_on_rabbitmq(rabbit_stage: Stage) -> Iterator[Celery]:
     return rabbit_stage.client(**conf)
 
 
+@pytest.fixture(scope="module")
+def files_on_rabbitmq(rabbit_stage: Stage) -> Celery:
+    """Return a client whose large values lie in files, and whose results come over RabbitMQ."""
+    conf = {
+        "result_backend": "rpc://",
+        "task_default_queue": "kept-beside-files",
+        "batch_payload_store": f"file://{rabbit_stage.folder}/payloads",
+    }
+    rabbit_stage.worker("tests.services.kept", "-c", "1", conf=conf)
+    return rabbit_stage.client(**conf)
+
+
+@contextmanager
+def task_of(app: Celery, name: str = "kept.doubled") -> Iterator[Any]:
+    """Have a task as callers have it that use celery_batch, while the context lasts."""
+
+    @app.task(base=BatchTask, name=name, shared=False)
+    def doubled(x):
+        """Only the worker's does anything."""
+
+    app.finalize()
+    yield app.tasks[name]
+    del app.tasks[name]
+
+
+def check_large(app: Celery, *, is_stored: bool) -> None:
+    """Large arrays come and go whole; the messages say whether their bytes lie beside them."""
+    headers: list[Any] = []
+
+    def note(headers: Any, seen: list[Any] = headers, **_: Any) -> None:
+        seen.append(headers.get(PAYLOADS))
+
+    signals.before_task_publish.connect(note)
+    try:
+        with task_of(app) as doubled:
+            found = [doubled.delay(n * LARGE) for n in (1, 2)]
+            values = [each.get(timeout=30) for each in found]
+    finally:
+        signals.before_task_publish.disconnect(note)
+
+    assert all(np.array_equal(2 * n * LARGE, each) for n, each in zip((1, 2), values, strict=True))
+    assert [is_stored, is_stored] == [each is not None for each in headers]
+
+
 def check_results(app: Celery) -> None:
     """Values, errors and retries reach the caller, each item its own."""
     items = ["a", "bad", 3, "flaky", {"deep": [1]}]
@@ -75,6 +127,44 @@ def test_results_reach_the_caller(kept: dict[str, Celery], name: str):
 def test_results_over_rabbitmq_reach_the_caller(rpc_on_rabbitmq: Celery):
     """With RPC over RabbitMQ each result goes to who asked."""
     check_results(rpc_on_rabbitmq)
+
+
+@pytest.mark.parametrize("name", [name for name in BACKENDS if name != "disabled"])
+def test_large_arrays_reach_the_worker_and_the_caller(kept: dict[str, Celery], name: str):
+    """Those of calls are in the broker's Redis where no result backend keeps them."""
+    check_large(kept[name], is_stored=True)
+
+
+def test_large_arrays_over_rabbitmq(rpc_on_rabbitmq: Celery):
+    """Without a Redis they are in their messages."""
+    check_large(rpc_on_rabbitmq, is_stored=False)
+
+
+def test_large_arrays_in_files(files_on_rabbitmq: Celery, rabbit_stage: Stage):
+    """A directory serves as well as a Redis; a call's file goes when it has ended."""
+    check_large(files_on_rabbitmq, is_stored=True)
+
+    folder = rabbit_stage.folder / "payloads"
+    eventually(lambda: not any(folder.iterdir()), "the end of all files")
+
+
+@pytest.mark.parametrize("name", ["redis", "sqlite"])
+def test_a_caller_that_stores_nothing(kept: dict[str, Celery], stage: Stage, name: str):
+    """Its arrays are in their messages and its results whole, though the worker has a store."""
+    assert name in kept  # whose worker runs
+    check_large(stage.client(**settings(stage, name), batch_payload_store=False), is_stored=False)
+
+
+def test_a_caller_that_knows_celery_only(kept: dict[str, Celery]):
+    """Its long lists, and the result, are JSON that any program reads."""
+    app = kept["redis"]
+    numbers = [0.5, 1.0] * 10_000
+    result = app.send_task("kept.doubled_as_lists", (numbers,))
+
+    assert [1.0, 2.0] * 10_000 == result.get(timeout=30)
+    stored = json.loads(app.backend.get(app.backend.get_key_for_task(result.id)))
+    assert [1.0, 2.0] * 10_000 == stored["result"]
+    assert PAYLOADS not in stored
 
 
 @pytest.mark.parametrize("name", COUNTING)
