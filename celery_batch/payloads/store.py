@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +17,10 @@ from uuid import uuid4
 
 from celery.app.backends import by_url
 from celery.backends.redis import RedisBackend
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from redis.retry import Retry
 
 from celery_batch.errors import ConfigurationError
 
@@ -138,9 +142,13 @@ class RedisPayloads(PayloadStore):
         self.backend = backend
         self._prefix = backend._transport_options.get("global_keyprefix", "") + PREFIX  # noqa: SLF001
 
-    @property
+    @cached_property
     def _client(self) -> Any:
-        return self.backend.client
+        # The backend's own tries again for seconds, which is for our callers to decide.
+        params = {**self.backend.connparams, "max_connections": None}
+        client = self.backend._create_client(**params)  # noqa: SLF001
+        client.set_retry(Retry(NoBackoff(), 1, (RedisConnectionError,)))
+        return client
 
     def put(self, key: str, data: Any, seconds: float) -> None:
         """Store a payload; see `PayloadStore.put`."""
