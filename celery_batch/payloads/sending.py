@@ -114,13 +114,14 @@ def with_stored_values(
         found_args, found_kwargs = _take_out(payloads, args, kwargs, taken)
     except RecursionError:  # on which Celery raises an error of its own
         return args, kwargs, options
-    if not len(taken):
+    if not (len(taken) and _can_be_sent(task, found_args, found_kwargs, serializer)):
         return args, kwargs, options
     reference = taken.reference()
     if reference.total > payloads.settings.most:
         raise MessageTooLarge(
-            f"{task.name}: the arguments have {reference.total} bytes, more than"
-            f" batch_max_payload_size"
+            f"{task.name}: the large arguments have {reference.total} bytes, and"
+            f" batch_max_payload_size allows {payloads.settings.most}: raise it for callers and"
+            f" workers, or send less in a call"
         )
     task_id = options.get("task_id") or str(uuid4())
     seconds = payloads.settings.expires + _seconds_until_due(task, options)
@@ -131,6 +132,18 @@ def with_stored_values(
         return args, kwargs, options
     headers = {**(options.get("headers") or {}), PAYLOADS: list(reference)}
     return found_args, found_kwargs, {**options, "task_id": task_id, "headers": headers}
+
+
+def _can_be_sent(task: Any, args: Any, kwargs: Any, serializer: str) -> bool:
+    """Return whether a call is one: else it raises as it is sent, and nothing is to be stored."""
+    try:
+        if task.typing:
+            task.__header__(*(args or ()), **(kwargs or {}))
+        if serializer == "json":
+            encode_json((args, kwargs))
+    except Exception:  # noqa: BLE001 (Celery meets it as well, and raises its own error)
+        return False
+    return True
 
 
 def _take_out(payloads: AppPayloads, args: Any, kwargs: Any, taken: Payloads) -> tuple[Any, Any]:

@@ -46,6 +46,9 @@ _UNFINISHED = f".{PREFIX}"
 #: Bytes that one round trip reads at most, unless a single payload is larger.
 _MOST_BYTES = 64 << 20
 
+#: Seconds without any byte after which a Redis is taken for away.
+_TIMEOUT = 10.0
+
 #: Characters of a file's name.
 _LONGEST_NAME = 255
 
@@ -146,6 +149,9 @@ class RedisPayloads(PayloadStore):
     def _client(self) -> Any:
         # The backend's own tries again for seconds, which is for our callers to decide.
         params = {**self.backend.connparams, "max_connections": None}
+        for name in ("socket_timeout", "socket_connect_timeout"):
+            if name in params or (name == "socket_connect_timeout" and "path" not in params):
+                params[name] = min(params.get(name) or _TIMEOUT, _TIMEOUT)
         client = self.backend._create_client(**params)  # noqa: SLF001
         client.set_retry(Retry(NoBackoff(), 1, (RedisConnectionError,)))
         return client
@@ -352,15 +358,23 @@ class ObjectPayloads(PayloadStore):
     """
 
     def __init__(self, url: str) -> None:
+        self._is_made = False
         try:
             self._fs, self._root = import_module("fsspec.core").url_to_fs(url)
-        except (ImportError, ValueError) as error:
+        except ImportError as error:
+            raise ConfigurationError(
+                f"batch_payload_store: {error}; {url} needs pip install 'celery-batch[objects]'"
+                f" and fsspec's package for such a store"
+            ) from error
+        except ValueError as error:
             raise ConfigurationError(f"batch_payload_store: {error}") from error
 
     def put(self, key: str, data: Any, seconds: float) -> None:  # noqa: ARG002 (the bucket's rules)
         """Store a payload; see `PayloadStore.put`."""
         try:
-            self._fs.makedirs(self._root, exist_ok=True)
+            if not self._is_made:
+                self._fs.makedirs(self._root, exist_ok=True)
+                self._is_made = True
             self._fs.pipe_file(self._path(key), bytes(data))
         except Exception as error:
             kind = StoreRefused if isinstance(error, PermissionError) else StoreError

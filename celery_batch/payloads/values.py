@@ -93,9 +93,9 @@ class PayloadReference(NamedTuple):
         """
         if data is None:
             raise InvalidPayload(
-                "the values that were stored beside the message are gone: they have expired, or"
-                " the store has evicted them; raise batch_payload_expires, and let a Redis that"
-                " keeps payloads evict none"
+                "the values that were stored beside the message are gone or elsewhere: the caller"
+                " has another batch_payload_store, they have expired (batch_payload_expires), or a"
+                " Redis has evicted them"
             )
         if len(data) != self.total or zlib.crc32(data) != self.checksum:
             raise InvalidPayload(

@@ -246,6 +246,21 @@ def test_more_than_a_message_may_have(make: Any, client: redis.Redis):
     assert stored(client) == {}
 
 
+def test_calls_that_cannot_be_sent(make: Any, client: redis.Redis):
+    """Nothing is stored for them: they raise what they raise without a large value."""
+    task = make()
+    with pytest.raises(TypeError):
+        task.delay(LARGE, 1, 2)
+    for value in ([LARGE, np.array([None])], {"a": LARGE, "b": {object()}}):
+        with pytest.raises(EncodeError):
+            task.delay(value)
+    with pytest.raises(TypeError):
+        task.apply_many([((LARGE, 1, 2), {})])
+
+    assert stored(client) == {}
+    assert client.llen("celery") == 0
+
+
 def test_a_full_queue(make: Any, client: redis.Redis):
     """It is refused before anything is stored."""
     task = make(batch_max_queue=1)

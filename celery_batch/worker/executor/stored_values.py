@@ -91,10 +91,10 @@ def _read(
 
 
 def _has_ended(task: Any, delivery: Delivery) -> bool:
-    """Return whether the end of a request is stored, so that its values may be gone."""
+    """Return whether the end of a request, or of this try of it, is stored: its values are gone."""
     try:
         meta = task.backend.get_task_meta(delivery.task_id)
     except Exception as error:  # noqa: BLE001 (then it fails, for what that is worth)
         logger.warning("Could not look up %s: %s", delivery.task_id, error)
         return False
-    return meta["status"] in states.READY_STATES
+    return meta["status"] in states.READY_STATES | {states.RETRY}

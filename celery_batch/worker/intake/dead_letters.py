@@ -46,6 +46,11 @@ class DeadLetters:
         self._tries = 3
         self._is_closed = False
 
+    @property
+    def are_kept(self) -> bool:
+        """Whether there is a queue for them."""
+        return Settings.of(self._consumer.app).dead_letter_queue is not None
+
     def write(self, request: Any, error: Exception, then: Callable[[], object]) -> None:
         """
         Write a copy of a request's message.

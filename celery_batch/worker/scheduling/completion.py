@@ -92,7 +92,8 @@ class Completion:
         self, request: Any, error: Exception, acknowledge: Callable[[], object]
     ) -> None:
         """Write a copy of a poisonous request before it is acknowledged."""
-        request.payload_key = None  # what is stored beside its message is for the copy
+        if self._dead_letters.are_kept:
+            request.payload_key = None  # what is stored beside its message is for the copy
 
         def then() -> None:
             self._poison.discard(request)
