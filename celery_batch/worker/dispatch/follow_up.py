@@ -58,6 +58,11 @@ class Unanswered(Enum):
     INTERRUPTED = auto()  # the run ended early, and one of them may be the cause
     NOT_STORED = auto()  # they ran, and their results could not be stored
     NOT_STARTED = auto()  # the process cannot use its device, and ran nothing
+    NOT_READ = auto()  # what is stored beside their messages is not to be had now
+
+
+#: After which a request may run again that was acknowledged before: it has not run.
+_HARMLESS = (Unanswered.NOT_STARTED, Unanswered.NOT_READ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +200,12 @@ def after_answer(requests: Sequence[Any], end: BatchEnd, *, began: float) -> Fol
             notify(HandlerCall(request, request.on_success, (result,)))
         elif request.has_expired:
             notify(HandlerCall(request, request.revoked, ()))
-        elif end.unanswered is not Unanswered.NOT_STARTED and not request.task.acks_late:
+        elif end.unanswered not in _HARMLESS and not request.task.acks_late:
             follow_up.handler_calls += not_run(request, _explain(end))
         else:
             request.is_suspect = end.unanswered is Unanswered.INTERRUPTED
+            if end.unanswered is Unanswered.NOT_READ:
+                request.arrived = None  # it waits anew, behind those that can run
             if request.is_suspect:
                 soft_limit = request.time_limits[1] or request.task.soft_time_limit or None
                 _set_deadline(request, soft_limit, began)

@@ -181,7 +181,7 @@ class _BatchTrace:
             self._read_stored_values()
         except StoreError as error:
             logger.warning("Could not read what is stored beside %d messages: %s", count, error)
-            return BatchEnd([None] * count, unanswered=Unanswered.NOT_STARTED)
+            return BatchEnd([None] * count, unanswered=Unanswered.NOT_READ)
         explain_encode_errors(self._task.backend)
         encode_results_with(self._task.backend, encode_json)
         try:
@@ -213,7 +213,7 @@ class _BatchTrace:
         if any(outcome.again for outcome in self._outcomes.values()) and self._call is not None:
             return self._call.unanswered
         is_later = Instead.LATER in self._unreadable.values()
-        return Unanswered.NOT_STARTED if is_later else Unanswered.INTERRUPTED
+        return Unanswered.NOT_READ if is_later else Unanswered.INTERRUPTED
 
     @property
     def _work(self) -> Work:

@@ -45,6 +45,7 @@ _is_done = attrgetter("is_done")
 _ENDS = {
     Unanswered.NOT_STORED: End.NOT_STORED,
     Unanswered.NOT_STARTED: End.REFUSED,
+    Unanswered.NOT_READ: End.REFUSED,
     Unanswered.INTERRUPTED: End.BROKE_OFF,
 }
 

@@ -214,6 +214,22 @@ def test_a_batch_whose_values_are_too_large_together(place: Place):
     wait_until_deleted(place)
 
 
+def test_a_store_that_is_away(place: Place):
+    """Calls wait for it, and keep no others waiting."""
+    queue = place.unique("away")
+    with place.another(
+        queue=queue, conf={"batch_payload_store": "redis://127.0.0.1:1/0"}
+    ) as worker:
+        waiting = place.weigh.apply_async((large(1), "x"), queue=queue)
+        eventually(lambda: "Could not read what is stored" in worker.log, "a try to read")
+
+        found = [place.echo_value.apply_async((n,), queue=queue) for n in range(3)]
+        assert [0, 1, 2] == place.get(found)
+        assert not waiting.ready()
+    with place.another(queue=queue):
+        assert float(large(1).sum()) == waiting.get(timeout=SOON)
+
+
 def test_values_that_are_gone(place: Place):
     """The call fails with an error that says so; the others of its batch do not."""
     gate = place.close_gate()
