@@ -22,19 +22,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """
     Run each test on both brokers, on prefork or on the pools that its marker names.
 
-    What solo and threads do differently has nothing to do with the broker, so over RabbitMQ
-    they are left to the thorough run.
+    What solo and threads do differently has nothing to do with the broker, nor have tests that
+    are marked so: over RabbitMQ they are left to the thorough run.
     """
     if "place" not in metafunc.fixturenames:
         return
     marker = metafunc.definition.get_closest_marker("pools")
     names = marker.args if marker else ("prefork",)
+    is_alike = metafunc.definition.get_closest_marker("alike_on_brokers") is not None
     thorough = pytest.mark.thorough("solo and threads over RabbitMQ")
+    if is_alike:
+        thorough = pytest.mark.thorough("over RabbitMQ, what has nothing to do with the broker")
     pairs = [
         pytest.param(
             (broker, pool),
             id=f"{broker}-{pool}",
-            marks=[thorough] if broker == "rabbitmq" and pool != "prefork" else [],
+            marks=[thorough] if broker == "rabbitmq" and (is_alike or pool != "prefork") else [],
         )
         for broker in BROKERS
         for pool in names

@@ -21,6 +21,7 @@ from celery_batch.payloads.store import StoreError
 from tests.services.place import SOON, Place, eventually
 
 POOLS = pytest.mark.pools("prefork", "solo", "threads")
+ALIKE = pytest.mark.alike_on_brokers
 
 #: More than are sent within a message.
 SHAPE = (3, 120, 120)
@@ -66,6 +67,7 @@ def test_large_arrays_come_and_go(place: Place):
     wait_until_deleted(place)
 
 
+@ALIKE
 def test_tensors_of_any_layout(place: Place):
     """Without a type of NumPy, and scattered in memory."""
     scattered = torch.rand(200, 300).t()
@@ -75,6 +77,7 @@ def test_tensors_of_any_layout(place: Place):
     assert torch.equal(scattered, found[1])
 
 
+@ALIKE
 def test_several_values_in_lists_and_dicts(place: Place):
     """Each is in its place."""
     value = {"a": [large(1), 1, large(2)], "b": {"c": (large(3, "f8"), "text")}, "d": np.ones(3)}
@@ -101,7 +104,6 @@ def test_canvas(place: Place):
     ]
 
 
-@POOLS
 def test_a_retry_has_a_payload_of_its_own(place: Place):
     """That of the try before is deleted, and at the end both are."""
     words = [place.unique("retry") for _ in range(3)]
@@ -153,6 +155,7 @@ def test_a_call_that_fails(place: Place):
     wait_until_deleted(place)
 
 
+@ALIKE
 def test_a_message_that_comes_again(place: Place):
     """One whose end is stored fails nobody, though its values are gone."""
     gate = place.close_gate()
@@ -168,6 +171,7 @@ def test_a_message_that_comes_again(place: Place):
     assert "x" not in place.items("weigh")[-1:]
 
 
+@ALIKE
 @pytest.mark.parametrize("scheme", ["file", "local"])
 def test_a_directory_as_store(place: Place, tmp_path: Path, scheme: str):
     """Arguments and results lie in its files, also bytes; the brokers see none of it."""
@@ -191,6 +195,7 @@ def test_a_directory_as_store(place: Place, tmp_path: Path, scheme: str):
         eventually(lambda: not any((tmp_path / "payloads").iterdir()), "the end of all files")
 
 
+@ALIKE
 def test_sixty_four_megabytes(place: Place):
     """They go there and back, and the worker's main process never has them."""
     array = np.random.default_rng(1).random(8 << 20)
@@ -204,6 +209,7 @@ def test_sixty_four_megabytes(place: Place):
     result.forget()
 
 
+@ALIKE
 def test_a_batch_whose_values_are_too_large_together(place: Place):
     """It runs in parts, each with no more than one message may have."""
     queue = place.unique("parts")
@@ -214,6 +220,7 @@ def test_a_batch_whose_values_are_too_large_together(place: Place):
     wait_until_deleted(place)
 
 
+@ALIKE
 def test_a_store_that_is_away(place: Place):
     """Calls wait for it, and keep no others waiting."""
     queue = place.unique("away")
@@ -265,6 +272,7 @@ def test_a_chord_whose_values_are_gone(place: Place):
     assert heard["id"] == alone.id
 
 
+@ALIKE
 def test_values_that_were_changed(place: Place):
     """They are not used."""
     gate = place.close_gate()
@@ -366,6 +374,7 @@ def test_a_store_that_is_away_for_a_moment(place: Place, monkeypatch: pytest.Mon
     assert np.array_equal(2 * large(1), theirs.get(timeout=SOON))
 
 
+@ALIKE
 def test_other_readers(place: Place):
     """Celery's result object has the values, too; other callers' results are stored whole."""
     result = place.arrays.delay(large(1))
@@ -388,6 +397,7 @@ def test_a_chunk(place: Place):
     assert np.array_equal(2 * array, np.stack(found))
 
 
+@ALIKE
 def test_what_a_message_cannot_hold(place: Place):
     """A text and a list that are larger than any message arrive whole."""
     text, numbers = "é" * (12 << 20), list(range(2_500_000))
@@ -396,6 +406,7 @@ def test_what_a_message_cannot_hold(place: Place):
     assert [["str", len(text)], ["list", len(numbers)]] == place.get(results)
 
 
+@ALIKE
 def test_the_binary_serializer(place: Place):
     """Stored values are in its messages, and in results that it encodes."""
     conf = {
