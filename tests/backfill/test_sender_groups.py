@@ -207,9 +207,8 @@ def test_results_are_deleted_with_one_command(monkeypatch):
         return number
 
     deleted, forgotten = [], []
-    monkeypatch.setattr(
-        RedisBackend, "client", type("", (), {"delete": lambda *keys: deleted.append(keys)})
-    )
+    commands = {"delete": lambda *keys: deleted.append(keys), "get": lambda *_: None}
+    monkeypatch.setattr(RedisBackend, "client", type("", (), commands))
     monkeypatch.setattr(RedisBackend, "forget", lambda _backend, task_id: forgotten.append(task_id))
     monkeypatch.setattr(RedisBackend, "remove_pending_result", lambda *_: None)
     results = [double.AsyncResult(task_id) for task_id in "abc"]

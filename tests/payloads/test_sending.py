@@ -97,15 +97,19 @@ def test_bytes_are_stored_once_a_store_is_named(make: Any, client: redis.Redis, 
     [
         ({}, 0),
         ({"countdown": 5000}, 5000),
-        ({"eta": datetime.now(UTC) + timedelta(seconds=5000)}, 5000),
+        ({"eta": timedelta(seconds=5000)}, 5000),
         ({"expires": 7000}, 7000),
-        ({"expires": datetime.now(UTC) + timedelta(seconds=7000), "countdown": 10}, 7000),
+        ({"expires": timedelta(seconds=7000), "countdown": 10}, 7000),
     ],
     ids=["none", "countdown", "eta", "expires", "both"],
 )
 def test_when_a_payload_expires(make: Any, client: redis.Redis, options: Any, seconds: int):
     """A while after its task is due or has expired."""
-    make(batch_payload_expires=1000.0).apply_async((LARGE,), **options)
+    now = datetime.now(UTC)
+    given = {
+        name: now + each if isinstance(each, timedelta) else each for name, each in options.items()
+    }
+    make(batch_payload_expires=1000.0).apply_async((LARGE,), **given)
 
     (found,) = stored(client).values()
     assert seconds + 900 < found <= seconds + 1001

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 from celery import Celery
+from celery.exceptions import DuplicateTaskNameWarning
 
 from celery_batch import BatchTask
 from celery_batch.errors import InvalidPayload
@@ -28,7 +30,10 @@ def stock(stage: Stage) -> Any:
     def doubled(x, word):
         """Only the worker's does anything."""
 
-    app.finalize()
+    with warnings.catch_warnings():
+        # The shared tasks of modules that other tests have imported may have one name.
+        warnings.simplefilter("ignore", DuplicateTaskNameWarning)
+        app.finalize()
     return app.tasks["stock.doubled"]
 
 
