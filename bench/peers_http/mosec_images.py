@@ -35,5 +35,5 @@ if __name__ == "__main__":
     RedisShmIPCMixin.set_redis_url(url)
     server = Server()
     server.append_worker(Read, num=1)
-    server.append_worker(Mean, num=1, max_batch_size=BATCH, max_wait_time=10)
+    server.append_worker(Mean, num=1, max_batch_size=BATCH, max_wait_time=2)
     server.run()
