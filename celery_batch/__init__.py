@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from celery_batch.errors import InvalidChunk as InvalidChunk
     from celery_batch.errors import InvalidCost as InvalidCost
     from celery_batch.errors import InvalidKey as InvalidKey
+    from celery_batch.errors import InvalidPayload as InvalidPayload
     from celery_batch.errors import ItemTooLarge as ItemTooLarge
     from celery_batch.errors import LoadFailed as LoadFailed
     from celery_batch.errors import MessageRefused as MessageRefused
@@ -85,6 +86,7 @@ _HOME = {
     "InvalidChunk": "celery_batch.errors",
     "InvalidCost": "celery_batch.errors",
     "InvalidKey": "celery_batch.errors",
+    "InvalidPayload": "celery_batch.errors",
     "ItemTooLarge": "celery_batch.errors",
     "LoadFailed": "celery_batch.errors",
     "ManagedModel": "celery_batch.streamer",

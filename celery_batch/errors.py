@@ -118,6 +118,8 @@ class ItemTooLarge(BatchError, ValueError):
 class InvalidPayload(BatchError, ValueError):
     """Values that were stored beside the message are gone, or are not what was stored."""
 
+    status_code = 503
+
 
 class InvalidRow(BatchError, ValueError):
     """The row of an input is not what the batch function takes."""

@@ -81,6 +81,7 @@ def test_files_that_have_expired_are_deleted(shop: Shop, tmp_path: Path):
     shop.worker("-c", "1", conf=conf)
 
     eventually(lambda: not file.exists(), "the end of the file")
+    assert [] == [*tmp_path.glob("celery-batch-payload-*")]
 
 
 @pytest.mark.parametrize("command", [["worker"], ["beat"], ["batch", "top", "--once"]])
