@@ -10,7 +10,9 @@ import pytest
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.concurrency.prefork import TaskPool as PreforkPool
 
+from celery_batch import BatchTask
 from celery_batch.errors import PoisonItem
+from celery_batch.testing import ManualClock
 from celery_batch.worker.dispatch.follow_up import BatchEnd, Unanswered, error_info
 from celery_batch.worker.intake.dead_letters import DeadLetters
 from tests.worker.doubles import Call, Pool, Worker
@@ -210,6 +212,40 @@ def test_batch_that_never_began_is_no_suspect(worker: Worker, pool: Pool):
     pool.sent[0].callback(BatchEnd([None, None], unanswered=Unanswered.NOT_STARTED))
 
     assert [["a", "b"], ["a", "b"]] == pool.batches
+
+
+@pytest.mark.parametrize("target", [None, 60.0])
+def test_what_could_not_be_read_waits_behind_the_others(
+    worker: Worker, pool: Pool, clock: ManualClock, target: float | None
+):
+    """A payload store that is away keeps no other request waiting, with a latency target or not."""
+    worker.app.task(base=BatchTask, name="prompt", max_batch_size=2, target_latency=target)(_same)
+    worker.send("prompt", "a", "b", "c", "d", "e", "f")
+    clock.advance(1.0)
+    pool.sent[0].callback(BatchEnd([None, None], unanswered=Unanswered.NOT_READ))
+    for index in (1, 2, 3):
+        pool.finish(index)
+
+    assert [["a", "b"], ["c", "d"], ["e", "f"], ["a", "b"]] == pool.batches
+    assert list("cdefab") == worker.ids("settled")
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def test_an_error_in_what_is_learnt_keeps_no_answer_back(
+    worker: Worker, pool: Pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """It is logged, and each request has its end."""
+    task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
+    monkeypatch.setattr(task_queue, "job_left", lambda _: 1 / 0)
+    monkeypatch.setattr(task_queue, "batch_ended", lambda _: 1 / 0)
+    worker.send("pairs", "a", "b")
+    pool.finish()
+
+    assert ["a", "b"] == worker.ids("settled")
+    assert 2 == caplog.text.count("Could not learn from a batch of pairs")
 
 
 def test_result_that_cannot_be_stored_is_computed_again(worker: Worker, pool: Pool):

@@ -204,8 +204,7 @@ def after_answer(requests: Sequence[Any], end: BatchEnd, *, began: float) -> Fol
             follow_up.handler_calls += not_run(request, _explain(end))
         else:
             request.is_suspect = end.unanswered is Unanswered.INTERRUPTED
-            if end.unanswered is Unanswered.NOT_READ:
-                request.arrived = None  # it waits anew, behind those that can run
+            request.waits_anew = end.unanswered is Unanswered.NOT_READ
             if request.is_suspect:
                 soft_limit = request.time_limits[1] or request.task.soft_time_limit or None
                 _set_deadline(request, soft_limit, began)

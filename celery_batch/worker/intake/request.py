@@ -80,6 +80,10 @@ class BatchRequest(Request):  # type: ignore[misc]
     #: When it first joined its task queue, on the monotonic clock.
     arrived: float | None = None
 
+    #: Whether it waits behind those that came after it: what is stored beside its message was
+    #: not to be had when its turn came.
+    waits_anew = False
+
     #: When the time ends that its batch's time limit left it, on the monotonic clock.
     deadline: float | None = None
 

@@ -11,6 +11,7 @@ Behind that are the connections of the consumer, and what other parts ask of the
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -37,6 +38,8 @@ from celery_batch.worker.scheduling.task_queue import TaskQueue
 from celery_batch.worker.scheduling.timer import BatchTimer
 
 __all__ = ["Scheduler"]
+
+logger = logging.getLogger(__name__)
 
 #: Seconds in which the event loop reads the messages that have come.
 _READ_TIME = 0.001
@@ -225,14 +228,11 @@ class Scheduler:
         """A job has ended: free its slot, and complete its requests."""
         self._job_left(job)
         self._submitter.submit_held()
-        self.recorder.ended(job, follow_up)
-        task_queue = self.task_queue(job.task)
+        self._record(job, follow_up)
         if job.accepted:
-            task_queue.count_answer(job)
             self._completion.reject_bad(follow_up)
             if job.answer is not None and job.answer.broken:
                 self.slots.replace_process(job.pid, job.answer.broken)
-        task_queue.batch_ended(job)
         self._completion.run_again(follow_up)
         if self.slots.run_inline or self._consumer.hub is None or not self.is_open:
             self._completion.complete(follow_up)
@@ -252,8 +252,18 @@ class Scheduler:
         with self.slots.lock:
             self.slots.jobs.discard(job)
             self._priority.batch_ended(self.task_queue(job.task), job)
-        self.task_queue(job.task).job_left(job)
         self._submitter.job_left(job)
+        with _errors_logged(job):
+            self.task_queue(job.task).job_left(job)
+
+    def _record(self, job: BatchJob, follow_up: FollowUp) -> None:
+        """Note what a batch has taken, and what became of its requests."""
+        task_queue = self.task_queue(job.task)
+        with _errors_logged(job):
+            self.recorder.ended(job, follow_up)
+            if job.accepted:
+                task_queue.count_answer(job)
+            task_queue.batch_ended(job)
 
     def _enqueue_again(self, request: Any) -> bool:
         """Queue a request that has left its task queue before; return whether it can run again."""
@@ -344,3 +354,12 @@ class Scheduler:
                 name: {**queue_report(task_queue), "running": running[name]}
                 for name, task_queue in task_queues
             }
+
+
+@contextmanager
+def _errors_logged(job: BatchJob) -> Iterator[None]:
+    """Log an error in what is learnt from a job, whose requests must get their ends all the same."""
+    try:
+        yield
+    except Exception:
+        logger.exception("Could not learn from a batch of %s", job.task.name)

@@ -203,7 +203,7 @@ class TaskQueue:
         self._measure(task_request)
         return Request(
             task_request,
-            task_request.arrived if self.target is None else sent_at(task_request),
+            self._waits_since(task_request),
             urgency,
             task_request.runs_alone,
             task_request.deadline,
@@ -211,6 +211,13 @@ class TaskQueue:
             task_request.cost or 0.0,
             task_request.batch_key,
         )
+
+    def _waits_since(self, task_request: Any) -> float:
+        """Return since when a request waits, by which requests are ordered."""
+        if task_request.waits_anew:
+            return time.monotonic()
+        arrived: float = task_request.arrived
+        return arrived if self.target is None else sent_at(task_request)
 
     def _measure(self, task_request: Any) -> None:
         """Note when a request arrived here first, its cost and key, and what it equals."""

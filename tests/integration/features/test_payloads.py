@@ -158,17 +158,17 @@ def test_a_call_that_fails(place: Place):
 @ALIKE
 def test_a_message_that_comes_again(place: Place):
     """One whose end is stored fails nobody, though its values are gone."""
-    gate = place.close_gate()
-    result = place.weigh.delay(large(1), "x")
-    client = place.app.backend.client
+    queue, word = place.unique("again"), place.unique("word")
+    result = place.weigh.apply_async((large(1), word), queue=queue)
     (key,) = stored(place, result.id)
     place.app.backend.store_result(result.id, 1.5, "SUCCESS")
-    client.delete(key)
-    place.open_gate(gate)
-    place.wait_for_nobody()
+    place.app.backend.client.delete(key)
+    with place.another(queue=queue):
+        later = place.weigh.apply_async((large(2), place.unique("word")), queue=queue)
+        assert later.get(timeout=SOON) == float(large(2).sum())
 
     assert place.app.AsyncResult(result.id).get(timeout=SOON) == 1.5
-    assert "x" not in place.items("weigh")[-1:]
+    assert word not in place.items("weigh")
 
 
 @ALIKE
