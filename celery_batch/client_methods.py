@@ -15,8 +15,9 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from celery import Task
-from celery.backends.asynchronous import E_RETRY_LIMIT_EXCEEDED
 from kombu.exceptions import OperationalError
+
+from celery_batch.compat.older_celery import is_lost_backend
 
 __all__ = ["ClientMethods"]
 
@@ -252,11 +253,11 @@ class ClientMethods(Task):  # type: ignore[misc]
 
 @contextmanager
 def _reporting_lost_backend() -> Iterator[None]:
-    """Raise OperationalError where Celery raises a bare RuntimeError for a lost result backend."""
+    """Raise OperationalError where Celery raises something else for a lost result backend."""
     try:
         yield
-    except RuntimeError as error:
-        if str(error) != E_RETRY_LIMIT_EXCEEDED:
+    except Exception as error:
+        if not is_lost_backend(error):
             raise
         raise OperationalError(f"The result backend cannot be reached: {error}") from error
 

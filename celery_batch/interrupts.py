@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from billiard import common
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 
+from celery_batch.compat.billiard import terminate_handler_fired
 from celery_batch.runtime import failures
 
 __all__ = ["is_interrupt"]
@@ -24,4 +24,4 @@ def is_interrupt(error: BaseException) -> bool:
     """
     if isinstance(error, _OF_CELERY) or failures.is_interrupt(error):
         return True
-    return isinstance(error, SystemExit) and common.terminate_handler_fired()
+    return isinstance(error, SystemExit) and terminate_handler_fired()

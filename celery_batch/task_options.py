@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from celery_batch.compat.older_celery import is_pydantic
 from celery_batch.config import did_you_mean
 from celery_batch.errors import ConfigurationError
 from celery_batch.runtime.model import Model
@@ -129,7 +130,7 @@ def listable_signature(cls: Any) -> inspect.Signature:
             f"{cls.name}: Celery's own tasks cannot be batch tasks, so BatchTask cannot be the"
             f" task_cls of an app; name it as base= of the tasks that take batches"
         )
-    if vars(cls).get("_dump_pydantic_arguments") is not None:
+    if is_pydantic(cls):
         raise ConfigurationError(f"{cls.name}: {NO_PYDANTIC}")
     if inspect.iscoroutinefunction(cls.run):
         raise ConfigurationError(

@@ -89,7 +89,7 @@ def prefetch(facts: Facts) -> Iterator[Finding]:
             f"Leave the setting out: each pool process then holds the {held} messages that its"
             " batches can use.",
         )
-    limit = conf.worker_eta_task_limit
+    limit = conf.get("worker_eta_task_limit")
     if limit is not None and limit < held * processes:
         fine = False
         yield warning(
@@ -97,7 +97,7 @@ def prefetch(facts: Facts) -> Iterator[Finding]:
             f" processes a worker needs to hold {held * processes} messages.",
             f"Raise it to {held * processes}, or lower max_batch_size.",
         )
-    if conf.worker_disable_prefetch and facts.broker.kind == "redis":
+    if conf.get("worker_disable_prefetch") and facts.broker.kind == "redis":
         fine = False
         yield warning(
             "worker_disable_prefetch is set: each pool process holds two batches of each task"

@@ -19,6 +19,7 @@ from inspect import isgenerator
 from typing import Any
 
 import billiard
+from billiard import common
 from billiard.pool import READY
 from celery.concurrency.asynpool import AsynPool
 
@@ -29,6 +30,7 @@ __all__ = [
     "job_pipe",
     "pool_processes",
     "read_before_flush",
+    "terminate_handler_fired",
 ]
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,13 @@ def pool_processes(pool: Any) -> list[Any]:
     """Return the processes of Celery's prefork pool; none before it starts or after it stops."""
     started = getattr(pool, "_pool", None)
     return list(getattr(started, "_pool", None) or ())  # billiard has no public list
+
+
+def terminate_handler_fired() -> bool:
+    """Return whether this process has begun to handle a signal that ends it."""
+    fired = getattr(common, "terminate_handler_fired", None)
+    # Below 4.3.1 there is only the flag that it reads.
+    return bool(common._should_have_exited[0] if fired is None else fired())  # noqa: SLF001
 
 
 def current_worker() -> Any:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
+from weakref import WeakSet, finalize
 
 from celery.app.amqp import AMQP
 from celery.app.base import Celery, PendingConfiguration
@@ -24,8 +27,10 @@ __all__ = [
     "consume_again",
     "decodes_json",
     "missing_in_redis_channel",
+    "queue_expires",
     "renew_property_locks",
     "returns_here",
+    "send_pending_auth",
     "wake_for_callbacks",
 ]
 
@@ -41,12 +46,15 @@ _CLASSES = (
 
 
 #: What `wake_for_callbacks` needs of kombu's event loop.
-_HUB = ("_ready", "_ready_lock", "_wake_pending", "_waker")
+_HUB = ("_ready", "add_reader", "call_soon", "fire_timers", "on_tick", "readers", "timer")
+
+#: Event loops that run callbacks at once.
+_woken: WeakSet[Any] = WeakSet()
 
 
 #: What the bulk path needs of kombu's Redis channel and its QoS.
 _REDIS_CHANNEL = (
-    *("_brpop_start", "_brpop_read", "_in_poll", "_flush_brpop_reauth", "_queue_cycle"),
+    *("_brpop_start", "_brpop_read", "_in_poll", "_queue_cycle"),
     *("_q_for_pri", "_lookup", "_get_message_priority", "_closing", "handlers"),
     *("active_queues", "global_keyprefix", "priority_steps"),
 )
@@ -61,6 +69,18 @@ def missing_in_redis_channel(channel: Any) -> list[str]:
     """Return the names that a Redis channel of kombu's lacks for the bulk path."""
     missing = [name for name in _REDIS_CHANNEL if not hasattr(channel, name)]
     return missing + [name for name in _REDIS_QOS if not hasattr(channel.qos, name)]
+
+
+def send_pending_auth(channel: Any) -> None:
+    """Have a Redis channel log in again if its password has changed; kombu knows that since 5.7."""
+    flush = getattr(channel, "_flush_brpop_reauth", None)
+    if flush is not None:
+        flush()
+
+
+def queue_expires(channel: Any, queue: str) -> bool:
+    """Return whether a Redis channel deletes a queue that is not used; none does before 5.7."""
+    return queue in getattr(channel, "_expires", ())
 
 
 def decodes_json() -> bool:
@@ -109,21 +129,29 @@ def _with_subclasses(classes: Iterable[type]) -> Iterator[type]:
 
 def wake_for_callbacks(hub: Any) -> None:
     """
-    Have an event loop run at once what is given to `call_soon` on its own thread.
+    Have an event loop run at once what is given to `call_soon`, by any thread.
 
     Kombu's loop runs these callbacks, then waits for events.  What a callback or a timer
     gives to `call_soon` waits with it, for seconds on an idle worker; so would the
-    acknowledgement of a request that has ended.  (For other threads kombu wakes the
-    loop itself, in the same way.)
+    acknowledgement of a request that has ended.  Since 5.7 kombu wakes the loop for other
+    threads, and has what that takes; before, the loop is given a waker of ours.
 
     Args:
         hub: Celery's event loop.
     """
+    if hub in _woken:
+        return
     missing = [name for name in _HUB if not hasattr(hub, name)]
     if missing:
         logger.warning("this kombu has no %s: callbacks may be a second late", ", ".join(missing))
         return
+    has_waker = all(hasattr(hub, name) for name in ("_ready_lock", "_wake_pending", "_waker"))
+    hub.on_tick.add(_wake_of_kombu(hub) if has_waker else _LoopWaker(hub).on_tick)
+    _fire_timers_on_time(hub)
+    _woken.add(hub)
 
+
+def _wake_of_kombu(hub: Any) -> Callable[[], None]:
     def wake_if_ready() -> None:
         with hub._ready_lock:  # noqa: SLF001 (there is no public way)
             wake = bool(hub._ready) and not hub._wake_pending  # noqa: SLF001
@@ -131,13 +159,65 @@ def wake_for_callbacks(hub: Any) -> None:
         if wake:
             hub._waker.wake()  # noqa: SLF001
 
+    return wake_if_ready
+
+
+class _LoopWaker:
+    """
+    Wakes an event loop that has no waker.
+
+    Args:
+        hub: The loop, whose `call_soon` is wrapped.
+    """
+
+    def __init__(self, hub: Any) -> None:
+        self._hub = hub
+        self._reader, self._writer = os.pipe()
+        for end in (self._reader, self._writer):
+            os.set_blocking(end, False)
+            finalize(hub, os.close, end)
+        self._lock = threading.RLock()  # a signal handler may call on top of us
+        self._is_pending = False
+        self._thread: int | None = None
+        self._own = hub.call_soon
+        hub.call_soon = self._call_soon
+
+    def _call_soon(self, callback: Any, *args: Any) -> Any:
+        added = self._own(callback, *args)
+        # The loop's own thread looks for callbacks before it waits for events.
+        if threading.get_ident() != self._thread:
+            self._wake()
+        return added
+
+    def on_tick(self) -> None:
+        """Prepare for the wait for events; a loop that is reset forgets its descriptors."""
+        self._thread = threading.get_ident()
+        if self._reader not in self._hub.readers:
+            self._hub.add_reader(self._reader, self._drain)
+        if self._hub._ready:  # noqa: SLF001 (there is no public way)
+            self._wake()
+
+    def _wake(self) -> None:
+        with self._lock:
+            wake, self._is_pending = not self._is_pending, True
+        if wake:
+            os.write(self._writer, b"\0")
+
+    def _drain(self) -> None:
+        # In this order: what is written after the flag is cleared must not be read here.
+        with suppress(BlockingIOError):
+            os.read(self._reader, 4096)
+        with self._lock:
+            self._is_pending = False
+
+
+def _fire_timers_on_time(hub: Any) -> None:
+    """Have a loop not sleep for a second after ten timers, even if one is due."""
     fire_timers = hub.fire_timers
 
     def fire_timers_on_time(*args: Any, **options: Any) -> float:
-        """As kombu's, which sleeps for a second after ten timers, even if one is due."""
         delay = float(fire_timers(*args, **options))
         queue = hub.timer._queue  # noqa: SLF001
         return min(delay, max(queue[0].eta - time.monotonic(), 0.0)) if queue else delay
 
     hub.fire_timers = fire_timers_on_time
-    hub.on_tick.add(wake_if_ready)

@@ -9,17 +9,20 @@ lease is over.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
+from inspect import Parameter
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from redis.connection import AbstractConnection
 
-__all__ = ["abort_connections", "allow_connections", "track_connections"]
+__all__ = ["abort_connections", "allow_connections", "get_connection", "track_connections"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +39,19 @@ class _Silent(NamedTuple):
 
 
 _silent: _Silent | None = None
+
+
+def get_connection(pool: Any) -> Any:
+    """Return a connection of a pool, which redis-py before 5.3 tells what it is for."""
+    kind: Any = type(pool)
+    return pool.get_connection(*_connection_arguments(kind))
+
+
+@cache
+def _connection_arguments(kind: Any) -> tuple[str, ...]:
+    parameters = inspect.signature(kind.get_connection).parameters
+    name = parameters.get("command_name")
+    return () if name is None or name.default is not Parameter.empty else ("_",)
 
 
 def track_connections() -> None:

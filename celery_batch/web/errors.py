@@ -8,7 +8,6 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
-from celery.backends.asynchronous import E_RETRY_LIMIT_EXCEEDED
 from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from kombu.exceptions import EncodeError, OperationalError
@@ -16,6 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_batch.client.results.result import copied
+from celery_batch.compat.older_celery import is_lost_backend
 from celery_batch.errors import BatchError, DeadlineExceeded, OutOfMemory, QueueFull
 
 __all__ = ["ERRORS", "BackendUnreachable", "HttpError", "TaskFailed", "http_error", "task_error"]
@@ -197,7 +197,7 @@ def _described(exception: BaseException) -> tuple[int, str, str]:
     for classes, described in _CELERYS[:2] if is_of_task else _CELERYS:
         if isinstance(exception, classes):
             return described
-    if not is_of_task and str(exception) == E_RETRY_LIMIT_EXCEEDED:
+    if not is_of_task and is_lost_backend(exception):
         return _NO_BACKEND
     return 500, "InternalServerError", "The server could not answer the request."
 

@@ -21,7 +21,6 @@ from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from celery import states
-from celery.backends.asynchronous import E_RETRY_LIMIT_EXCEEDED
 from celery.backends.base import DisabledBackend
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.local import maybe_evaluate
@@ -45,6 +44,7 @@ from celery_batch.client.results.listener import (
 from celery_batch.client.results.waiting import LoopWaker, wait_until_ended
 from celery_batch.client.revoke import revoke_soon
 from celery_batch.client_methods import ClientMethods
+from celery_batch.compat.older_celery import is_lost_backend
 from celery_batch.errors import (
     BatchError,
     ConfigurationError,
@@ -317,7 +317,7 @@ def _reading_results() -> Iterator[None]:
     except (RedisConnectionError, RedisTimeoutError) as error:
         raise BackendUnreachable(str(error)) from error
     except RuntimeError as error:
-        if str(error) != E_RETRY_LIMIT_EXCEEDED:
+        if not is_lost_backend(error):
             raise
         raise BackendUnreachable(str(error)) from error
 

@@ -18,7 +18,6 @@ import psutil
 import pytest
 import redis
 from celery import _state
-from celery.exceptions import DuplicateTaskNameWarning
 from kombu import pools
 
 from celery_batch.client.results.listener import close_listener
@@ -195,7 +194,7 @@ def enter_shop(
     before = frozenset(_state._on_app_finalizers)
     with warnings.catch_warnings():
         # Its shared tasks are offered to the apps of other tests, which may have them.
-        warnings.simplefilter("ignore", DuplicateTaskNameWarning)
+        warnings.filterwarnings("ignore", "Task name .* is already registered")
         shop = Shop(environment, folder, importlib.import_module(module))
         shop.app.finalize()
     # Else all its tasks were offered to every app that is made later, too.

@@ -38,6 +38,7 @@ from celery_batch.client.publish.message import (
 from celery_batch.client.results.listener import listener_for
 from celery_batch.client.results.result import BatchResult
 from celery_batch.client_methods import ClientMethods
+from celery_batch.compat.older_celery import is_pydantic
 from celery_batch.protocol import SENT
 
 __all__ = [
@@ -411,7 +412,7 @@ def _is_plain(task: Any, options: dict[str, Any]) -> bool:
             for base in kind.__mro__
             if base not in (ClientMethods, Task)
         )
-        and task._dump_pydantic_arguments is None  # noqa: SLF001
+        and not is_pydantic(task)
         and not (task.soft_time_limit and task.time_limit)
         and (
             options["ignore_result"] or on_call in (Backend.on_task_call, RedisBackend.on_task_call)

@@ -19,18 +19,19 @@ from typing import Any, NamedTuple
 from celery import Celery
 from celery.utils.functional import noop
 from celery.utils.saferepr import saferepr
-from celery.utils.time import (
-    add_seconds_to_datetime,
-    isoparse,
-    maybe_make_aware,
-    subtract_datetimes,
-)
+from celery.utils.time import isoparse, maybe_make_aware
 from kombu import messaging
 from kombu.serialization import dumps as serialized
 from kombu.serialization import registry
 from kombu.utils.json import JSONEncoder, dumps
 
 from celery_batch.client.publish.buffer import PreparedMessage
+from celery_batch.compat.kombu import queue_expires
+from celery_batch.compat.older_celery import (
+    add_seconds_to_datetime,
+    repr_levels,
+    subtract_datetimes,
+)
 from celery_batch.config import SettingsSnapshot, max_queue_of
 from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.protocol import READS_PAYLOADS, REPLY_HEADER, SENT
@@ -114,7 +115,7 @@ class PublishSettings:
         self.has_headers = conf.task_protocol == _WITH_HEADERS
         #: Whether its times are UTC, by Celery's own clock.
         self.is_utc = app.uses_utc_timezone() and getattr(app.now, "__func__", None) is Celery.now
-        self.repr_levels = conf.task_repr_maxlevels
+        self.repr_levels = repr_levels(conf)
         self.args_limit = app.amqp.argsrepr_maxsize
         self.kwargs_limit = app.amqp.kwargsrepr_maxsize
 
@@ -342,7 +343,7 @@ class RedisProducer(_SameChannel):
         channel = self.channel
         for entity in declare:
             self.maybe_declare(entity)
-        if exchange or queue in channel._expires:  # noqa: SLF001
+        if exchange or queue_expires(channel, queue):
             if self.sends_others:
                 self._before_others()
                 super()._publish(body, *details)

@@ -18,6 +18,7 @@ from vine import promise
 
 from celery_batch.client.publish.amqp_message import AmqpMessage
 from celery_batch.client.publish.buffer import PreparedMessage, last_deadline
+from celery_batch.compat.redis import get_connection
 
 __all__ = ["Transport"]
 
@@ -118,7 +119,7 @@ def _push_redis(channel: Any, messages: list[PreparedMessage]) -> None:
             lists.setdefault(message.key, []).append(message)
     pool, refused = channel.pool, None
     deadline = last_deadline(messages)
-    connection = pool.get_connection()
+    connection = get_connection(pool)
     try:
         commands = b"".join(_lpush(*each) for each in lists.items())
         _send(connection, commands, deadline)

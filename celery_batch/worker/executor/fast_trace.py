@@ -26,6 +26,7 @@ from kombu.utils.encoding import safe_repr
 
 from celery_batch.compat.celery import current_task, original_run
 from celery_batch.compat.kombu import decodes_json
+from celery_batch.compat.older_celery import compression_of
 from celery_batch.protocol import READS_PAYLOADS, REPLY_HEADER, ROWS
 from celery_batch.serialization.arrays import describe
 from celery_batch.serialization.decoding import decode_json
@@ -237,6 +238,6 @@ class FastTrace:
 
     def _encoder(self) -> Callable[[Any], Any]:
         backend = self._task.backend
-        if backend.encoder is json.dumps and not backend.compression:
+        if backend.encoder is json.dumps and not compression_of(backend):
             return encode_json  # the same, with one encoder for all
         return backend.encode  # type: ignore[no-any-return]

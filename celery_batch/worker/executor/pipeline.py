@@ -34,7 +34,6 @@ from pickle import dumps
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from billiard.common import terminate_handler_fired
 from billiard.einfo import ExceptionInfo
 from billiard.pool import (
     ACK,
@@ -45,7 +44,12 @@ from billiard.pool import (
     soft_timeout_sighandler,
 )
 
-from celery_batch.compat.billiard import WorkerLoop, current_worker, job_pipe
+from celery_batch.compat.billiard import (
+    WorkerLoop,
+    current_worker,
+    job_pipe,
+    terminate_handler_fired,
+)
 from celery_batch.compat.celery import close_django_connections
 from celery_batch.worker.dispatch.follow_up import error_info
 from celery_batch.worker.dispatch.job_submitter import may_overlap

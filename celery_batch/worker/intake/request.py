@@ -16,6 +16,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from celery_batch.batching.policy import BatchPolicy
+from celery_batch.compat.older_celery import success_was_stored
 from celery_batch.errors import BatchError
 from celery_batch.interrupts import is_interrupt
 from celery_batch.item_key import ItemKey
@@ -364,7 +365,7 @@ class BatchRequest(Request):  # type: ignore[misc]
     @property
     def has_succeeded(self) -> bool:
         """Whether its success was stored, whatever happened to the process afterwards."""
-        return self._look_up(self._success_was_stored)
+        return self._look_up(partial(success_was_stored, self))
 
     @property
     def has_result(self) -> bool:

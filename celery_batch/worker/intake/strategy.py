@@ -32,6 +32,7 @@ from celery.worker.request import create_request_cls
 from celery.worker.state import revoked, task_reserved
 
 from celery_batch.compat.kombu import consume_again
+from celery_batch.compat.older_celery import call_soon_ack
 from celery_batch.errors import ConfigurationError
 from celery_batch.worker.bootsteps import ROUTE_IT_HERE, attach_steps, log_policy
 from celery_batch.worker.consumer_context import ConsumerContext
@@ -142,6 +143,7 @@ class FastPath:
             "utc": app.uses_utc_timezone(),
             "maybe_iso8601": time_of,
         }
+        self._call_soon_ack = call_soon_ack(consumer)
         self._logs = strategy.logger.isEnabledFor(logging.INFO)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -187,13 +189,13 @@ class FastPath:
         )
 
     def _make(self, message: Any) -> Any:
-        consumer = self._consumer
         collects = self._scheduler.running_messages.collects
-        later = partial(consumer.call_soon_ack, message.ack_log_error)
+        call_soon = self._call_soon_ack
+        later = partial(call_soon, message.ack_log_error)
         return self._request(
             message,
             on_ack=message.ack_log_error if collects else later,
-            on_reject=partial(consumer.call_soon_ack, message.reject_log_error),
+            on_reject=partial(call_soon, message.reject_log_error),
             body=message.body,
             headers=message.headers,
             **self._constant,

@@ -31,6 +31,7 @@ from kombu.utils.json import dumps
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
+from celery_batch.compat.kombu import send_pending_auth
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.redis.scripts import script
 from celery_batch.worker.redis.wakeup import QueueWakeup
@@ -276,7 +277,7 @@ class BulkFetch:
         finally:
             self._awaits_reply = False
             channel._in_poll = None  # noqa: SLF001
-            channel._flush_brpop_reauth()  # noqa: SLF001
+            send_pending_auth(channel)
         self._is_refused = False
         if not found:
             self._lists.ahead.update(dict.fromkeys(self._queues, 0))

@@ -22,6 +22,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
+from celery_batch.compat.older_celery import expiry_of_result
 from celery_batch.protocol import (
     LARGEST_PAYLOAD,
     LARGEST_VALUE,
@@ -166,7 +167,10 @@ class RedisStore:
     def _call(self, piece: list[Entry], orders: Iterable[str]) -> list[int]:
         """Run the script, whose arguments ``store_results.lua`` describes; return the unsure."""
         backend = self._backend
-        seconds = {state: self._seconds(state) or 0 for state in (states.SUCCESS, states.FAILURE)}
+        seconds = {
+            state: expiry_of_result(backend, state) or 0
+            for state in (states.SUCCESS, states.FAILURE)
+        }
         addresses: dict[_Address, int] = {}  # with the number of each
         instructions = []
         for order, entry in zip(orders, piece, strict=False):
@@ -198,7 +202,8 @@ class RedisStore:
             for entry, former in zip(piece, stored, strict=True):
                 is_final = self._is_final(former)
                 if not is_final:
-                    pipe.set(entry.key, entry.value, ex=self._seconds(entry.state) or None)
+                    ex = expiry_of_result(self._backend, entry.state) or None
+                    pipe.set(entry.key, entry.value, ex=ex)
                     pipe.publish(entry.key, entry.value)
                 if entry.channel:
                     *_, prefix = entry.address
@@ -227,11 +232,6 @@ class RedisStore:
                 pipe.execute()
         except Exception as error:  # noqa: BLE001 (the results are stored)
             self._warn_unnotified(error)
-
-    def _seconds(self, state: str) -> int | None:
-        backend = self._backend
-        expires = backend.failure_expires if state == states.FAILURE else None
-        return backend.expires if expires is None else expires  # type: ignore[no-any-return]
 
     @staticmethod
     def _warn_unnotified(reason: object) -> None:

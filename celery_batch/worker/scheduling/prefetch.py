@@ -92,7 +92,7 @@ def warn_about_limits(worker: Any, per_process: int) -> None:
         worker: Celery's worker, its prefetch multiplier as the user set it.
         per_process: How many messages one pool process can use.
     """
-    limit, wanted = worker.app.conf.worker_eta_task_limit, per_process * worker.concurrency
+    limit, wanted = worker.app.conf.get("worker_eta_task_limit"), per_process * worker.concurrency
     if limit is not None and limit < wanted:
         logger.warning(
             "worker_eta_task_limit=%s limits batches: this worker needs to hold %s messages;"
@@ -120,7 +120,8 @@ def override_disabled_prefetch(consumer: Any, policy: Callable[[Any], BatchPolic
         policy: Returns the policy of a task.
     """
     conf = consumer.app.conf
-    if not conf.worker_disable_prefetch or consumer.connection.transport.driver_type != "redis":
+    is_disabled = conf.get("worker_disable_prefetch")  # a setting since 5.6
+    if not is_disabled or consumer.connection.transport.driver_type != "redis":
         return
     tasks = WorkerContext.of(consumer.controller).tasks
 

@@ -358,7 +358,7 @@ class Scheduler:
 
 @contextmanager
 def _errors_logged(job: BatchJob) -> Iterator[None]:
-    """Log an error in what is learnt from a job, whose requests must get their ends all the same."""
+    """Log an error in learning from a job, whose requests must get their ends all the same."""
     try:
         yield
     except Exception:

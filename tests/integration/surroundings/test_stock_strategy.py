@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from celery import Celery
-from celery.exceptions import DuplicateTaskNameWarning
 
 from celery_batch import BatchTask
 from celery_batch.errors import InvalidPayload
@@ -32,7 +31,7 @@ def stock(stage: Stage) -> Any:
 
     with warnings.catch_warnings():
         # The shared tasks of modules that other tests have imported may have one name.
-        warnings.simplefilter("ignore", DuplicateTaskNameWarning)
+        warnings.filterwarnings("ignore", "Task name .* is already registered")
         app.finalize()
     return app.tasks["stock.doubled"]
 
