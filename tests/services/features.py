@@ -513,7 +513,13 @@ def kills_rejected(what):
     return [one.upper() for one in what]
 
 
-@app.task(base=BatchTask, name="f.keeps_failed", acks_on_failure=False, **COMPANY)
+def rejected(outcome):
+    """Return the option that has messages with an outcome rejected; Celery 5.6 has one for all."""
+    option = f"acks_on_{outcome}"
+    return {option if hasattr(Task, option) else "acks_on_failure_or_timeout": False}
+
+
+@app.task(base=BatchTask, name="f.keeps_failed", **rejected("failure"), **COMPANY)
 def keeps_failed(what):
     """As `act`, but what fails is rejected rather than acknowledged."""
     return [_act(one) for one in what]
@@ -522,8 +528,8 @@ def keeps_failed(what):
 @app.task(
     base=BatchTask,
     name="f.again_after_timeout",
-    acks_on_timeout=False,
     time_limit=1.0,
+    **rejected("timeout"),
     **COMPANY,
 )
 def again_after_timeout(word):
