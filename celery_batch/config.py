@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -21,6 +21,7 @@ from celery_batch.errors import ConfigurationError
 
 __all__ = [
     "COST_OPTIONS",
+    "FAST_PATHS",
     "OPTIONS",
     "SETTINGS",
     "SHARE_OPTION",
@@ -30,6 +31,7 @@ __all__ = [
     "SettingsSnapshot",
     "changeable_options",
     "did_you_mean",
+    "disabled_fast_paths",
     "isolates_failures",
     "max_queue_of",
     "max_worker_losses",
@@ -90,6 +92,7 @@ SETTINGS: dict[str, Any] = {
     "batch_devices": None,
     "batch_load_timeout": 600.0,
     "batch_bulk": True,
+    "batch_disable_fast_paths": (),
     "batch_overlap": True,
     "batch_isolate_failures": True,
     "batch_max_worker_losses": 2,
@@ -105,6 +108,12 @@ SETTINGS: dict[str, Any] = {
     "batch_payload_expires": 86_400.0,
     "batch_max_payload_size": 256 << 20,
 }
+
+#: The fast paths, each of which can be turned off; in the order in which a request takes them.
+FAST_PATHS = (
+    *("publish", "amqp_frames", "fetch", "intake", "write_ahead", "overlap", "trace"),
+    *("store", "notify", "acknowledge"),
+)
 
 
 #: What options are called elsewhere; the names that look most like these mean something else.
@@ -150,6 +159,7 @@ class Settings:
             if name.startswith("batch_") and name not in SETTINGS:
                 raise ConfigurationError(f"{key}: no such setting{did_you_mean(name, SETTINGS)}")
         PayloadSettings.of(app)
+        disabled_fast_paths(app)
         for name in ("batch_bulk", "batch_overlap"):
             switch = _setting(app, name)
             _require(isinstance(switch, bool), name, "True or False", switch)
@@ -226,6 +236,27 @@ class PayloadSettings:
             sizes.append(size)
         expires = _seconds(app, "batch_payload_expires")
         return cls(store, sizes[0], expires, sizes[1], _message_size(app))
+
+
+def disabled_fast_paths(app: Any) -> frozenset[str]:
+    """
+    Return the fast paths that the app's settings turn off.
+
+    Raises:
+        ConfigurationError: One of them is no fast path.
+    """
+    setting = "batch_disable_fast_paths"
+    names = _setting(app, setting)
+    if isinstance(names, str):
+        names = [name.strip() for name in names.split(",") if name.strip()]
+    is_list = isinstance(names, Collection)
+    _require(is_list, setting, 'the names of fast paths, or "all"', names)
+    for name in names:
+        if name not in (*FAST_PATHS, "all"):
+            near = did_you_mean(str(name), (*FAST_PATHS, "all"))
+            known = "" if near else f"; there are {', '.join(FAST_PATHS)}, and all"
+            raise ConfigurationError(f"{setting}: no such fast path: {name}{near or known}")
+    return frozenset(FAST_PATHS if "all" in names else names)
 
 
 def isolates_failures(task: Any) -> bool:

@@ -112,6 +112,26 @@ def test_switch_is_a_switch(app: Celery, switch: str):
         Settings.of(app)
 
 
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            "overlapp",
+            "batch_disable_fast_paths: no such fast path: overlapp; did you mean ove",
+        ),
+        (["bulk"], "batch_disable_fast_paths: no such fast path: bulk; there are publish, "),
+        (True, 'batch_disable_fast_paths: must be the names of fast paths, or "all", got True'),
+    ],
+)
+def test_misspelt_fast_path_is_refused(app: Celery, names: object, message: str):
+    """A misspelt name would turn nothing off."""
+    app.conf.batch_disable_fast_paths = names
+    with pytest.raises(ConfigurationError) as refusal:
+        Settings.of(app)
+
+    assert str(refusal.value).startswith(message)
+
+
 def test_settings_of_others_are_none_of_our_business(app: Celery):
     """Celery's own settings, and those of other extensions, pass."""
     app.conf.update(task_always_eager=True, redbeat_redis_url="redis://", minibatch_size=3)

@@ -14,7 +14,8 @@ from celery_batch.checks.collect_payloads import payloads_of
 from celery_batch.checks.collect_servers import broker_of, cache_of, depths_of, results_of, why
 from celery_batch.checks.collect_workers import workers_of
 from celery_batch.checks.facts import Facts, Worker
-from celery_batch.config import Settings
+from celery_batch.compat.fast_paths import FastPaths, PathState
+from celery_batch.config import FAST_PATHS, Settings
 from celery_batch.errors import ConfigurationError
 from celery_batch.shapes import check_padding_cost
 from celery_batch.worker.scheduling.routing import batch_tasks, queue_of, routed_queues
@@ -55,7 +56,16 @@ def collect(app: Any) -> Facts:
         unasked=unasked,
         depths={} if broker.error else depths_of(app, set(queues.values())),
         version=version("celery-batch"),
+        fast_paths=fast_paths_of(app),
     )
+
+
+def fast_paths_of(app: Any) -> tuple[PathState, ...]:
+    """Return the state of each fast path; nothing if the setting is wrong."""
+    try:
+        return tuple(map(FastPaths.of(app).state, FAST_PATHS))
+    except ConfigurationError:
+        return ()  # `trouble` says it
 
 
 def trouble_of(app: Any) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_batch.cluster.state import reports_of
+from celery_batch.compat.fast_paths import PathState
 
 __all__ = ["Facts", "Machine", "PayloadFacts", "Redis", "Server", "Torch", "Worker"]
 
@@ -189,6 +190,7 @@ class Facts:
         unasked: Why they could not be asked; empty where the broker's error says it.
         depths: Messages that wait in the broker, by queue.
         version: Of celery_batch.
+        fast_paths: Which would be on in a process here.
     """
 
     app: Any
@@ -207,6 +209,7 @@ class Facts:
     unasked: str = ""
     depths: Mapping[str, int] = field(default_factory=dict)
     version: str = ""
+    fast_paths: tuple[PathState, ...] = ()
 
     @property
     def conf(self) -> Any:

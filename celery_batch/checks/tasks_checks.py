@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from celery_batch.checks.facts import Facts
 from celery_batch.checks.finding import Finding, ok, problem, warning
 from celery_batch.checks.machine_checks import PREFORK
+from celery_batch.compat.fast_paths import states_in_words
 from celery_batch.config import milliseconds_warnings, policy_of, usual_messages
 
 __all__ = [
     "acks",
     "costs",
     "eager",
+    "fast_paths",
     "limits",
     "policies",
     "prefetch",
@@ -63,6 +65,21 @@ def costs(facts: Facts) -> Iterator[Finding]:
                 " (max_batch_cost): an item that costs more than a batch runs alone.",
                 f"Raise max_batch_cost, or lower max_item_cost to {batch:g}.",
             )
+
+
+def fast_paths(facts: Facts) -> Iterator[Finding]:
+    """What is done by Celery's own, slower code."""
+    off = [state for state in facts.fast_paths if not state.is_on]
+    if off:
+        is_by_hand = all("batch_" in state.reason or "is off" in state.reason for state in off)
+        yield warning(
+            f"Fast paths: {states_in_words(off)}.",
+            "Leave these settings out, unless you are looking for a fault."
+            if is_by_hand
+            else "Install releases that are tested, or a celery_batch that is tested with these.",
+        )
+    elif facts.fast_paths:
+        yield ok(f"Fast paths: {states_in_words(facts.fast_paths)}.")
 
 
 def eager(facts: Facts) -> Iterator[Finding]:

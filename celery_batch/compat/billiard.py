@@ -41,6 +41,12 @@ _TIMEOUT = 1.0
 #: What `WorkerLoop` and the worker threads need of billiard's worker.
 _WORKER = ("wait_for_job", "inq", "outq", "inqW_fd", "_ensure_messages_consumed")
 
+#: What `PoolPipe` needs of Celery's pool.
+_ASYNPOOL = (
+    *("_busy_workers", "_cache", "_maxtasksperchild", "_on_ready_counters", "_pool"),
+    *("_processes", "_result_handler", "outbound_buffer", "synack"),
+)
+
 
 def pool_processes(pool: Any) -> list[Any]:
     """Return the processes of Celery's prefork pool; none before it starts or after it stops."""
@@ -100,7 +106,7 @@ class PoolPipe:
     What Celery's pool knows of its only process: a job can be written while another one runs.
 
     Args:
-        pool: Celery's started prefork pool, which `is_supported`.
+        pool: Celery's started prefork pool, for which `why_not` knows no reason.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -108,15 +114,18 @@ class PoolPipe:
         self._count_every_end()
 
     @staticmethod
-    def is_supported(pool: Any) -> bool:
-        """Return whether a pool works as we know it, and its processes run many jobs."""
+    def why_not(pool: Any) -> str:
+        """Return why jobs of a pool cannot be written ahead; nothing if they can."""
         inner = getattr(pool, "_pool", None)
-        return (
-            isinstance(inner, AsynPool)
-            and hasattr(inner, "_busy_workers")
-            and not inner.synack
-            and inner._maxtasksperchild != 1  # noqa: SLF001
-        )
+        if not isinstance(inner, AsynPool):
+            return "the pool is not Celery's prefork pool"
+        missing = [name for name in _ASYNPOOL if not hasattr(inner, name)]
+        if missing:
+            return f"Celery's pool has no {', '.join(missing)}"
+        if READY not in getattr(inner._result_handler, "state_handlers", ()):  # noqa: SLF001
+            return "billiard's handler of results has no state_handlers"
+        is_single = inner.synack or inner._maxtasksperchild == 1  # noqa: SLF001
+        return "each process runs one task" if is_single else ""
 
     @property
     def is_only_one(self) -> bool:

@@ -26,7 +26,8 @@ from kombu.utils.objects import cached_property
 __all__ = [
     "consume_again",
     "decodes_json",
-    "missing_in_redis_channel",
+    "missing_for_acks",
+    "missing_for_fetch",
     "queue_expires",
     "renew_property_locks",
     "returns_here",
@@ -52,23 +53,26 @@ _HUB = ("_ready", "add_reader", "call_soon", "fire_timers", "on_tick", "readers"
 _woken: WeakSet[Any] = WeakSet()
 
 
-#: What the bulk path needs of kombu's Redis channel and its QoS.
-_REDIS_CHANNEL = (
-    *("_brpop_start", "_brpop_read", "_in_poll", "_queue_cycle"),
-    *("_q_for_pri", "_lookup", "_get_message_priority", "_closing", "handlers"),
-    *("active_queues", "global_keyprefix", "priority_steps"),
-)
-_REDIS_QOS = (
-    *("ack", "append", "reject", "restore_by_tag", "restore_unacked", "restore_visible"),
-    *("can_consume", "can_consume_max_estimate", "unacked_key", "unacked_index_key"),
-    *("visibility_timeout", "_delivered", "_dirty", "_on_collect", "_quick_ack"),
-)
+#: What the bulk path needs of kombu's Redis channel and its QoS that their objects alone have.
+_FETCH_CHANNEL = ("_queue_cycle", "handlers")
+_ACKS_QOS = ("_delivered", "_dirty", "_on_collect", "_quick_ack")
 
 
-def missing_in_redis_channel(channel: Any) -> list[str]:
-    """Return the names that a Redis channel of kombu's lacks for the bulk path."""
-    missing = [name for name in _REDIS_CHANNEL if not hasattr(channel, name)]
-    return missing + [name for name in _REDIS_QOS if not hasattr(channel.qos, name)]
+def missing_for_acks(channel: Any) -> str:
+    """Return what a Redis channel of kombu's lacks for acknowledgements in bulk, as words."""
+    if not channel.ack_emulation:
+        return "kombu's Redis channel acknowledges nothing"
+    return _missing(channel.qos, "QoS", _ACKS_QOS)
+
+
+def missing_for_fetch(channel: Any) -> str:
+    """Return what a Redis channel of kombu's lacks for reading in bulk, as words."""
+    return _missing(channel, "Channel", _FETCH_CHANNEL)
+
+
+def _missing(found: Any, called: str, names: Iterable[str]) -> str:
+    missing = [name for name in names if not hasattr(found, name)]
+    return f"kombu's {called} has no {', '.join(missing)}" if missing else ""
 
 
 def send_pending_auth(channel: Any) -> None:

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from celery import bootsteps
+from celery.backends.redis import RedisBackend, SentinelBackend
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_FAILURE
@@ -17,8 +18,9 @@ from celery.worker.consumer.consumer import Evloop
 import celery_batch.worker.control.commands  # noqa: F401 (adds the remote control commands)
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.compat import gc
-from celery_batch.compat.billiard import read_before_flush
+from celery_batch.compat.billiard import PoolPipe, read_before_flush
 from celery_batch.compat.celery import defer_signals, reconnect_soon
+from celery_batch.compat.fast_paths import FastPaths, PathState, states_in_words
 from celery_batch.config import LARGEST_BATCH, Settings, milliseconds_warnings, policy_of
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed
 from celery_batch.item_key import item_key_of
@@ -30,13 +32,14 @@ from celery_batch.worker.consumer_context import ConsumerContext
 from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.control.runtime_config import RuntimeConfig
 from celery_batch.worker.control.served_tasks import ServedTasksEntry
+from celery_batch.worker.dispatch.job_submitter import overlap_state
 from celery_batch.worker.executor.loader import load_failed, load_models
 from celery_batch.worker.executor.warmup import ConcurrencyWarning, WarmUp
 from celery_batch.worker.intake.validation import MessageValidator
 from celery_batch.worker.metrics.exporter import BatchMetrics
 from celery_batch.worker.metrics.snapshot import in_words, stats_of
 from celery_batch.worker.redis.answer_cache import check_caches
-from celery_batch.worker.redis.result_backend import notify_clients, stores_in_bulk
+from celery_batch.worker.redis.result_backend import notify_clients
 from celery_batch.worker.scheduling import prefetch
 from celery_batch.worker.scheduling.routing import batch_tasks, routed_queues, served_tasks
 from celery_batch.worker.scheduling.scheduler import Scheduler
@@ -217,12 +220,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def _log_fast_paths(self, consumer: Any) -> None:
         """Log the fast paths of this worker at its start, and when they have changed."""
-        paths = {
-            "messages in bulk": self.bulk.reads,
-            "acknowledgements in bulk": self.scheduler.running_messages.collects,
-            "results in bulk": stores_in_bulk(consumer.app.backend),
-        }
-        text = ", ".join(f"{path} {'on' if is_on else 'off'}" for path, is_on in paths.items())
+        text = states_in_words((*self.bulk.states(), *_path_states(consumer)))
         if text != self._fast_paths:
             logger.info("Fast paths: %s", text)
         self._fast_paths = text
@@ -248,6 +246,26 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         words = in_words(stats)
         shown = {"batches": stats.pop("tasks"), "batch_device": stats}
         return {**words, **shown, "celery_batch": version("celery-batch")}
+
+
+def _path_states(consumer: Any) -> Iterator[PathState]:
+    """Yield the states of the fast paths that are the same on all connections of a worker."""
+    app, controller = consumer.app, consumer.controller
+    paths = FastPaths.of(app)
+    yield paths.state("intake")
+    for path in ("write_ahead", "overlap"):
+        state = overlap_state(app, controller.max_concurrency or controller.concurrency, path)
+        if not isinstance(consumer.pool, PreforkPool):
+            pool = type(consumer.pool).__module__.rpartition(".")[2]
+            state = PathState(path, state.reason or f"the pool is {pool}")
+        elif path == "write_ahead":
+            state = PathState(path, state.reason or PoolPipe.why_not(consumer.pool))
+        yield state
+    elsewhere = ""
+    if type(app.backend) not in (RedisBackend, SentinelBackend):
+        elsewhere = f"results are in {type(app.backend).__name__}"
+    for path in ("trace", "store", "notify"):
+        yield PathState(path, paths.state(path).reason or elsewhere)
 
 
 def attach_steps(consumer: Any) -> None:

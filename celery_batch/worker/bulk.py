@@ -13,13 +13,14 @@ from celery.utils.functional import noop
 from celery.worker.state import maybe_shutdown
 from redis.exceptions import NoPermissionError
 
-from celery_batch.compat.kombu import missing_in_redis_channel
+from celery_batch.compat.fast_paths import FastPaths, PathState
+from celery_batch.compat.kombu import missing_for_acks, missing_for_fetch
 from celery_batch.config import Settings
 from celery_batch.worker.amqp.acks import AmqpAcks
 from celery_batch.worker.amqp.reader import read_together
 from celery_batch.worker.dispatch.running_messages import RunningMessages
 from celery_batch.worker.redis.acks import RedisAcks
-from celery_batch.worker.redis.fetch import BulkFetch
+from celery_batch.worker.redis.fetch import BulkFetch, record_single_messages
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
@@ -44,6 +45,9 @@ class BulkPath:
         self._decode = decode
         #: Whether this connection's messages are read in bulk.
         self.reads = False
+        self._paths = FastPaths.of(consumer.app)
+        #: Of the paths that are not on for this connection: why.
+        self._why_off: dict[str, str] = {}
         self._opened = ExitStack()
         self._fetch: BulkFetch | None = None
         #: Delivery tags whose acknowledgements could not be sent.
@@ -55,23 +59,51 @@ class BulkPath:
 
     def open(self) -> None:
         """Make the new connection's channel bulk, if it is one that we know."""
-        connection = self._consumer.connection
-        if not self._is_on:
-            return
-        if connection.transport.driver_type == "amqp":
-            self.reads = read_together(connection.connection, self._scheduler)
-            self._scheduler.running_messages = AmqpAcks(self._consumer, self._scheduler)
-        elif connection.transport.driver_type == "redis":
+        connection, self._why_off = self._consumer.connection, {}
+        if not self._consumer.hub:
+            self._why_off = dict.fromkeys(self._names, "there is no event loop")
+        elif self._driver == "amqp":
+            self._open_amqp(connection.connection)
+        elif self._driver == "redis" and self._paths.is_on("acknowledge"):
             self._open_redis(self._consumer.task_consumer.channel)
+
+    def states(self) -> list[PathState]:
+        """Return which of the fast paths that a broker of this kind can have are on."""
+        why_off = self._why_off
+        return [
+            PathState(name, self._paths.state(name).reason or why_off.get(name, ""))
+            for name in self._names
+        ]
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        by_driver = {"redis": ("fetch", "acknowledge"), "amqp": ("amqp_frames", "acknowledge")}
+        return by_driver.get(self._driver, ())
+
+    @property
+    def _driver(self) -> str:
+        return str(self._consumer.connection.transport.driver_type)
+
+    def _open_amqp(self, connection: Any) -> None:
+        if self._paths.is_on("amqp_frames"):
+            reason = read_together(connection, self._scheduler)
+            self._why_off["amqp_frames"] = reason
+            self.reads = not reason
+        if self._paths.is_on("acknowledge"):
+            self._scheduler.running_messages = AmqpAcks(self._consumer, self._scheduler)
 
     def _open_redis(self, channel: Any) -> None:
         vars(channel.qos).pop("restore_visible", None)
-        if not _is_known(channel):
+        if missing := missing_for_acks(channel):
+            self._paths.turn_off("acknowledge", missing)
             return
+        if missing := missing_for_fetch(channel):
+            self._paths.turn_off("fetch", missing)
         try:
             lease = self._take_lease(channel)
         except NoPermissionError as error:
             logger.warning("Redis runs no scripts for us (%s): no bulk, no lease", error)
+            self._why_off = dict.fromkeys(self._names, "Redis runs no scripts for us")
             return
         scheduler = self._scheduler
         acks = RedisAcks(channel, self._consumer, scheduler, lease, self._unsent)
@@ -83,9 +115,12 @@ class BulkPath:
         if self._last_owner is not None:
             lease.restorer.restore_own(self._last_owner)
         self._last_owner = lease.keys.owner
-        self._fetch = BulkFetch(channel, self._consumer.hub, lease, scheduler, self._decode)
-        self._opened.callback(self._fetch.close)
-        self.reads = True
+        self.reads = acks.fetches_per_task = self._paths.is_on("fetch")
+        if self.reads:
+            self._fetch = BulkFetch(channel, self._consumer.hub, lease, scheduler, self._decode)
+            self._opened.callback(self._fetch.close)
+        else:
+            record_single_messages(channel, lease)
 
     def close(self) -> None:
         """End the bulk path of a connection that is lost."""
@@ -102,15 +137,11 @@ class BulkPath:
     def _connect_without_sweep(self, *args: Any, **kwargs: Any) -> Any:
         """Connect, and keep kombu from a sweep by this host's clock before ours is in place."""
         connection = self._connect(*args, **kwargs)
-        if self._is_on and connection.transport.driver_type == "redis":
+        is_redis = connection.transport.driver_type == "redis"
+        if self._consumer.hub and is_redis and self._paths.is_on("acknowledge"):
             for channel in connection.transport.cycle._channels:  # noqa: SLF001
                 channel.qos.restore_visible = noop
         return connection
-
-    @property
-    def _is_on(self) -> bool:
-        consumer = self._consumer
-        return bool(consumer.hub and consumer.app.conf.get("batch_bulk", True))
 
     def _take_lease(self, channel: Any) -> Lease:
         consumer, scheduler = self._consumer, self._scheduler
@@ -132,14 +163,3 @@ class BulkPath:
         if on_main and self._consumer.blueprint.state == bootsteps.RUN and not self._has_left:
             self._has_left = True
             maybe_shutdown()
-
-
-def _is_known(channel: Any) -> bool:
-    missing = missing_in_redis_channel(channel)
-    if missing or not channel.ack_emulation:
-        logger.warning(
-            "this kombu has no %s: messages are read and acknowledged singly",
-            ", ".join(missing) or "acknowledgements",
-        )
-        return False
-    return True

@@ -21,6 +21,7 @@ from celery_batch.checks import (
 from celery_batch.checks.checkup import CHECKS, checkup
 from celery_batch.checks.facts import Facts, Machine, PayloadFacts, Redis, Server, Torch, Worker
 from celery_batch.checks.finding import Level
+from celery_batch.compat.fast_paths import PathState
 
 A100 = ("NVIDIA A100",)
 INFO = {"redis_version": "7.2.0", "aof_enabled": 1}
@@ -134,6 +135,9 @@ HIDDEN = Server(kind="redis", redis=Redis(info=None, snapshots=None, ahead=None)
 
 QUORUM = [Queue("celery", queue_arguments={"x-queue-type": "quorum"})]
 
+NEW = PathState("fetch", "kombu 9.0.0 is not tested")
+BY_HAND = PathState("store", "batch_disable_fast_paths")
+
 WRONG = [
     (
         workers_checks.serving,
@@ -168,6 +172,8 @@ WRONG = [
     (tasks_checks.tasks, replace(GOOD, tasks=()), "problem", "no batch task"),
     (tasks_checks.policies, task(max_wait=10.0), "warning", "write 0.01"),
     (tasks_checks.policies, task(linger=5.0), "warning", "linger=5"),
+    (tasks_checks.fast_paths, replace(GOOD, fast_paths=[NEW]), "warning", "Install releases"),
+    (tasks_checks.fast_paths, replace(GOOD, fast_paths=[BY_HAND]), "warning", "Leave these"),
     (tasks_checks.eager, conf(task_always_eager=True), "problem", "task_always_eager"),
     (tasks_checks.prefetch, conf(worker_prefetch_multiplier=0), "warning", "the 24 messages"),
     (tasks_checks.prefetch, conf(worker_eta_task_limit=23), "warning", "Raise it to 24"),

@@ -57,18 +57,19 @@ def test_the_first_call_says_which_fast_paths_are_on(
     for _ in range(3):
         here.task.delay("a")
 
-    assert ["Fast paths of sender here: publishing on, results on"] == said(caplog)
+    assert ["Fast paths of sender here: publish, notify on"] == said(caplog)
 
 
 @pytest.mark.parametrize(
     ("conf", "line"),
     [
-        ({"batch_bulk": False}, "publishing off (batch_bulk is False), results off (RedisBackend)"),
-        ({"task_send_sent_event": True}, "publishing off (task_send_sent_event is on), results on"),
-        ({"task_routes": (lambda *_, **__: None,)}, "publishing off (a route is a function)"),
-        ({"result_backend": "cache+memory://"}, "publishing on, results off (CacheBackend)"),
+        ({"batch_bulk": False}, "here: publish, notify off (batch_bulk is False)"),
+        ({"task_send_sent_event": True}, "notify on; publish off (task_send_sent_event is on)"),
+        ({"task_routes": (lambda *_, **__: None,)}, "publish off (a route is a function)"),
+        ({"result_backend": "cache+memory://"}, "on; notify off (results are in CacheBackend)"),
+        ({"batch_disable_fast_paths": "all"}, "publish, notify off (batch_disable_fast_paths)"),
     ],
-    ids=["no bulk", "sent events", "a route", "another backend"],
+    ids=["no bulk", "sent events", "a route", "another backend", "by hand"],
 )
 def test_what_is_off_is_said_with_its_reason(
     sender: Callable[..., Sender],
@@ -102,6 +103,6 @@ def test_other_brokers_and_receivers_are_named(caplog: pytest.LogCaptureFixture)
         signals.before_task_publish.disconnect(listen)
     reasons = "the broker is memory, a publishing signal has receivers"
 
-    assert [f"Fast paths of other here: publishing off ({reasons}), results off"] == [
+    assert [f"Fast paths of other here: publish off ({reasons}); notify off"] == [
         line.rpartition(" (")[0] for line in said(caplog)
     ]

@@ -38,6 +38,7 @@ from celery_batch.client.publish.message import (
 from celery_batch.client.results.listener import listener_for
 from celery_batch.client.results.result import BatchResult
 from celery_batch.client_methods import ClientMethods
+from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.compat.older_celery import is_pydantic
 from celery_batch.protocol import SENT
 
@@ -313,9 +314,10 @@ def is_plain_celery(app: Any) -> bool:
 
 def why_slow(app: Any) -> str:
     """Return why calls take Celery's path; an empty text if they do not have to."""
-    driver = driver_of(app)
+    driver, paths = driver_of(app), FastPaths.of(app)
     reasons = {
-        "batch_bulk is False": not app.conf.get("batch_bulk", True),
+        paths.state("amqp_frames").reason: driver == "amqp",
+        paths.state("publish").reason: True,
         f"the broker is {driver}": driver not in _PROBES,
         "Task.apply_async is wrapped": Task.apply_async is not _APPLY,
         "send_task is overridden": type(app).send_task is not _SEND,
@@ -325,7 +327,7 @@ def why_slow(app: Any) -> str:
         "the app has an AMQP class of its own": type(app.amqp) is not amqp.AMQP,
         "a route is a function": not _are_maps(app.amqp.router.routes),
     }
-    return ", ".join(reason for reason, holds in reasons.items() if holds)
+    return ", ".join(reason for reason, holds in reasons.items() if reason and holds)
 
 
 def _are_maps(routes: Any) -> bool:
@@ -383,6 +385,8 @@ class MessageTemplates:
         options = {"ignore_result": task.ignore_result, **task._get_exec_options(), **given}  # noqa: SLF001
         driver = driver_of(app) if producer is None else producer.connection.transport.driver_type
         probe_class = _PROBES.get(driver)
+        if driver == "amqp" and not FastPaths.of(app).is_on("amqp_frames"):
+            return
         is_stock = type(app.amqp) is amqp.AMQP and _are_maps(app.amqp.router.routes)
         if probe_class is None or not is_stock or not _is_plain(task, options):
             return

@@ -26,6 +26,7 @@ from kombu.serialization import registry
 from kombu.utils.json import JSONEncoder, dumps
 
 from celery_batch.client.publish.buffer import PreparedMessage
+from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.compat.kombu import queue_expires
 from celery_batch.compat.older_celery import (
     add_seconds_to_datetime,
@@ -107,7 +108,9 @@ class PublishSettings:
     def __init__(self, app: Any) -> None:
         conf = app.conf
         self._snapshot = SettingsSnapshot(conf)
-        self.bulk = bool(conf.get("batch_bulk", True))
+        self.is_stock = not conf.get("batch_bulk", True)
+        #: Whether messages are made from templates, and many written at once.
+        self.bulk = FastPaths.of(app).is_on("publish")
         self.is_eager = bool(conf.task_always_eager)
         self.max_queue = max_queue_of(app)
         self.is_plain = self.bulk and not (self.is_eager or conf.task_send_sent_event)

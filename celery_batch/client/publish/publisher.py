@@ -43,8 +43,9 @@ from celery_batch.client.publish.message import (
     sent_now,
 )
 from celery_batch.client.publish.transport import Transport
-from celery_batch.client.results.listener import ResultReader, listener_for
+from celery_batch.client.results.listener import listener_for, why_not_notified
 from celery_batch.client_methods import ClientMethods
+from celery_batch.compat.fast_paths import PathState, states_in_words
 from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.payloads.sending import may_be_large, with_stored_values
 from celery_batch.protocol import READS_PAYLOADS, REPLY_HEADER, SENT
@@ -197,7 +198,8 @@ class Publisher(PerProcess):
         if says_when(task, headers):
             headers = {**headers, SENT: sent_now()}
             options = {**options, "headers": headers}
-        if not self._current_settings().bulk or self._app.conf.task_always_eager:
+        settings = self._current_settings()
+        if settings.is_stock or settings.is_eager:
             result = apply(args, kwargs, **options)
             if bulk is not None:
                 bulk.sent.append(result)
@@ -239,6 +241,10 @@ class Publisher(PerProcess):
         """Send one call as Celery does; leave its message to a bulk write if that can take it."""
         if bulk is None:
             return apply(**options)
+        if not self._settings.bulk:
+            result = apply(**options)
+            bulk.sent.append(result)
+            return result
         is_canvas = bulk.app is not None
         if not (_SINGLE - {"producer"} if is_canvas else _SINGLE).isdisjoint(options):
             return self._apply_singly(partial(apply, **options), bulk)
@@ -316,13 +322,8 @@ def _log_fast_paths(app: Any) -> None:
     if not logger.isEnabledFor(logging.INFO) or app.conf.task_always_eager:
         return
     try:
-        reasons, kind = why_slow(app), type(app.backend).__name__
-        is_received = ResultReader.supports(app.backend) and app.conf.get("batch_bulk", True)
+        reasons = {"publish": why_slow(app), "notify": why_not_notified(app)}
     except Exception:  # noqa: BLE001 (the call itself meets it, and raises it)
         return
-    logger.info(
-        "Fast paths of %s here: publishing %s, results %s",
-        app.main,
-        f"off ({reasons})" if reasons else "on",
-        "on" if is_received else f"off ({kind})",
-    )
+    words = states_in_words(PathState(name, reason) for name, reason in reasons.items())
+    logger.info("Fast paths of %s here: %s", app.main, words)

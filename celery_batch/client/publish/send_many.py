@@ -15,6 +15,7 @@ from celery_batch.client.publish.buffer import BulkWrite, call_in_bulk, canvas_b
 from celery_batch.client.publish.fast_publish import CallSeries, expect_members
 from celery_batch.client.publish.publisher import Publisher
 from celery_batch.client_methods import ClientMethods
+from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.errors import BatchError, ConfigurationError
 from celery_batch.payloads.sending import may_be_large, with_stored_values
 from celery_batch.protocol import PAYLOADS
@@ -190,7 +191,7 @@ def send_group(app: Any, tasks: Iterable[Any], producer: Any, apply: Apply) -> I
         PartlySent: Not all of them could be sent; it says which were.
     """
     tasks, admission = _admit_members(app, tasks)
-    is_bulk = producer is None and app.conf.get("batch_bulk", True)
+    is_bulk = producer is None and FastPaths.of(app).is_on("publish")
     if admission is None:
         return iter(_send_in_bulk(app, tasks, apply)) if is_bulk else apply(tasks, producer)
     with admission:

@@ -33,6 +33,7 @@ from redis.retry import Retry
 
 from celery_batch.client.background import OnDemandThread
 from celery_batch.client.results.pending import PendingResults
+from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.protocol import FACTS_ID, REPLY_CHANNEL, read_replies
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "listener_for",
     "start_listener",
     "wait_for_listener",
+    "why_not_notified",
 ]
 
 logger = logging.getLogger(__name__)
@@ -346,6 +348,15 @@ class Listener:
         self.registry.deliver(replies, facts)
 
 
+def why_not_notified(app: Any) -> str:
+    """Return why workers do not notify this process of results; nothing if they do."""
+    if not app.conf.get("batch_bulk", True):
+        return "batch_bulk is False"
+    if not ResultReader.supports(app.backend):
+        return f"results are in {type(app.backend).__name__}"
+    return FastPaths.of(app).state("notify").reason
+
+
 _listeners: dict[Any, Listener | None] = {}
 
 _guard = threading.RLock()
@@ -363,8 +374,8 @@ def listener_for(app: Any, timeout: float = TIMEOUT) -> Listener | None:
 
     Returns:
         None where results go Celery's own way: on other backends than Redis, with
-        ``batch_bulk = False``, inside a task, while Redis cannot be reached, or while the
-        interpreter ends.
+        ``batch_bulk = False`` or the fast path "notify" off, inside a task, while Redis cannot
+        be reached, or while the interpreter ends.
     """
     listener = start_listener(app)
     return listener if listener is not None and listener.wait(timeout) else None
@@ -404,10 +415,9 @@ def _start(app: Any) -> Listener | None:
     with _guard:
         if app in _listeners:
             return _listeners[app]
-        backend = app.backend
         listener = None
-        if ResultReader.supports(backend) and app.conf.get("batch_bulk", True):
-            listener = Listener(app, ResultReader(backend))
+        if not why_not_notified(app):
+            listener = Listener(app, ResultReader(app.backend))
             if not listener.is_started:
                 return None  # perhaps it can be the next time
             import_module("celery_batch.client.results.group").adopt_groups(app)

@@ -34,9 +34,9 @@ _BEFORE, _AFTER, _END = 7, 1, 0xCE
 _CONNECTION, _TRANSPORT = ("drain_events", "on_inbound_frame"), ("_read_buffer", "_quick_recv")
 
 
-def read_together(connection: Any, scheduler: Scheduler) -> bool:
+def read_together(connection: Any, scheduler: Scheduler) -> str:
     """
-    Let a connection read all that has arrived at once; return whether it does.
+    Let a connection read all that has arrived at once; return why it does not.
 
     Args:
         connection: Py-amqp's, from which no event loop has read yet.
@@ -45,13 +45,12 @@ def read_together(connection: Any, scheduler: Scheduler) -> bool:
     missing = [name for name in _CONNECTION if not hasattr(connection, name)]
     transport = getattr(connection, "transport", None)
     if type(transport) is not TCPTransport:
-        return False  # TLS has its own buffers
+        return "the connection uses TLS"  # which has its own buffers
     missing += [name for name in _TRANSPORT if not hasattr(transport, name)]
     if missing:
-        logger.warning("this py-amqp has no %s: messages are read singly", ", ".join(missing))
-        return False
+        return f"py-amqp's connection has no {', '.join(missing)}"
     connection.drain_events = _Frames(connection, scheduler).drain_events
-    return True
+    return ""
 
 
 class _Frames:

@@ -24,24 +24,31 @@ from celery import Task
 from celery.exceptions import TaskRevokedError
 
 from celery_batch.compat.billiard import PoolPipe
+from celery_batch.compat.fast_paths import FastPaths, PathState
 from celery_batch.task import BatchTask
 from celery_batch.worker.dispatch.batch_job import BatchJob
 
-__all__ = ["JobSubmitter", "may_overlap", "worker_may_overlap"]
+__all__ = ["JobSubmitter", "may_overlap", "overlap_state"]
 
 
-def worker_may_overlap(app: Any, processes: int) -> bool:
+def overlap_state(app: Any, processes: int, path: str = "overlap") -> PathState:
     """
-    Return whether the batches of a worker may overlap at all.
+    Return whether the batches of a worker may overlap at all, or why not.
 
     Args:
         app: The Celery app.
         processes: Most pool processes that this worker will have.  With several, a
             batch that is ready is for the process that is idle first.
+        path: "overlap" for the threads of the pool process, "write_ahead" for the job that is
+            written behind the running one.
     """
-    conf = app.conf
-    shared = conf.get("result_backend_thread_safe")  # one buffer of results, for two threads
-    return bool(processes == 1 and conf.get("batch_overlap", True) and not shared)
+    state = FastPaths.of(app).state(path)
+    if state.is_on and processes != 1:
+        return PathState(path, f"this worker may have {processes} processes")
+    if state.is_on and app.conf.get("result_backend_thread_safe"):
+        # One buffer of results, for two threads.
+        return PathState(path, "result_backend_thread_safe is on")
+    return state
 
 
 def may_overlap(task: Any) -> bool:
@@ -179,11 +186,13 @@ class JobSubmitter:
         """The pipe to the pool's process; None where batches cannot overlap."""
         pool, controller = self._consumer.pool, self._consumer.controller
         if not (
-            PoolPipe.is_supported(pool)
+            not PoolPipe.why_not(pool)
             and hasattr(getattr(controller, "semaphore", None), "_waiting")
-            and worker_may_overlap(
-                self._consumer.app, controller.max_concurrency or controller.concurrency
-            )
+            and overlap_state(
+                self._consumer.app,
+                controller.max_concurrency or controller.concurrency,
+                "write_ahead",
+            ).is_on
         ):
             return None
         release = controller.semaphore.release

@@ -36,6 +36,7 @@ from kombu.serialization import prepare_accept_content
 
 from celery_batch.batching.batch import Reason
 from celery_batch.compat.celery import encode_results_with, result_reprs
+from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.errors import InvalidPayload
 from celery_batch.payloads.store import StoreError
 from celery_batch.pending_answer import Answer, pending_answer
@@ -242,7 +243,9 @@ class _BatchTrace:
 
     def _find_fast_items(self) -> None:
         """Find the items that need no tracer; the last has one, for the model to run in."""
-        if self._writer is None or not can_trace_fast(self._task):
+        if self._writer is None or not FastPaths.of(self._task.app).is_on("trace"):
+            return
+        if not can_trace_fast(self._task):
             return
         self._fast_trace = FastTrace(
             self._task, self._writer, self._accept, shows_results=self._shows_results

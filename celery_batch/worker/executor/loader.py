@@ -34,7 +34,7 @@ from celery_batch.errors import BatchError, ConfigurationError
 from celery_batch.runtime import devices, registry
 from celery_batch.runtime.failures import free_unused_memory, is_out_of_memory
 from celery_batch.shapes import has_shapes, prepare_shapes, warm_up
-from celery_batch.worker.dispatch.job_submitter import worker_may_overlap
+from celery_batch.worker.dispatch.job_submitter import overlap_state
 from celery_batch.worker.executor.pipeline import start_threads
 from celery_batch.worker.executor.row_reuse import forget_answers
 
@@ -248,7 +248,7 @@ def load_in_pool_process() -> None:
         # lives on would be given tasks.
         os._exit(_EX_CONFIG)
     signals.worker_process_shutdown.connect(_unload, weak=False)
-    if worker_may_overlap(app, plan.processes):
+    if overlap_state(app, plan.processes).is_on:
         start_threads(app)
     freeze_existing()
     _listen(app, plan.socket)

@@ -31,6 +31,7 @@ from celery.worker.consumer import Consumer
 from celery.worker.request import create_request_cls
 from celery.worker.state import revoked, task_reserved
 
+from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.compat.kombu import consume_again
 from celery_batch.compat.older_celery import call_soon_ack
 from celery_batch.errors import ConfigurationError
@@ -67,6 +68,8 @@ def batches(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
     if task not in context.worker.tasks:
         add = partial(_add_unrouted, consumer, task_queue)
     usual = strategy.default(task, app, _ConsumerProxy(consumer, add))
+    if not FastPaths.of(app).is_on("intake"):
+        return usual  # type: ignore[no-any-return]
     return FastPath(consumer, scheduler, task, usual, add)
 
 

@@ -37,7 +37,7 @@ from celery_batch.worker.redis.scripts import script
 from celery_batch.worker.redis.wakeup import QueueWakeup
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
-__all__ = ["BulkFetch", "QueueLists"]
+__all__ = ["BulkFetch", "QueueLists", "record_single_messages"]
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ class BulkFetch:
         #: Delivery tags that the script has recorded, until kombu records them, too.
         self._recorded: set[str] = set()
         self._wakeup = QueueWakeup(channel, hub, self._wake, self._fetch_singly)
-        self._record = lease.client.register_script(script("record"))
+        self._record = _Record(lease)
         self._sha = lease.client.script_load(script("fetch"))
         self._start_one, self._read_one = channel._brpop_start, channel._brpop_read  # noqa: SLF001
         channel._brpop_start = self._fetch  # noqa: SLF001
@@ -361,10 +361,38 @@ class BulkFetch:
         if tag in self._recorded:
             self._recorded.discard(tag)
         else:
-            info, keys = message.delivery_info, self._lease.keys
-            entry = dumps([message._raw, info["exchange"], info["routing_key"]])  # noqa: SLF001
-            self._record(
-                keys=[keys.index, keys.unacked, keys.owner_of, keys.held, keys.owners],
-                args=[keys.owner, tag, entry],
-            )
+            self._record(message, tag)
         virtual.QoS.append(self._qos, message, tag)
+
+
+class _Record:
+    """Records messages that kombu has read by itself as held under a lease."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._keys = lease.keys
+        self._script = lease.client.register_script(script("record"))
+
+    def __call__(self, message: Any, tag: str) -> None:
+        info, keys = message.delivery_info, self._keys
+        entry = dumps([message._raw, info["exchange"], info["routing_key"]])  # noqa: SLF001
+        self._script(
+            keys=[keys.index, keys.unacked, keys.owner_of, keys.held, keys.owners],
+            args=[keys.owner, tag, entry],
+        )
+
+
+def record_single_messages(channel: Any, lease: Lease) -> None:
+    """
+    Have kombu fetch messages by itself, one at a time, and hold them under a lease.
+
+    Args:
+        channel: Kombu's Redis channel, which consumes with acknowledgements.
+        lease: Of this connection.
+    """
+    record, qos = _Record(lease), channel.qos
+
+    def append(message: Any, tag: str) -> None:
+        record(message, tag)
+        virtual.QoS.append(qos, message, tag)
+
+    qos.append = append

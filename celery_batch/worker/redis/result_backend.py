@@ -22,6 +22,7 @@ from celery.worker.state import requests
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.functional import retry_over_time
 
+from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.payloads.results import may_be_large, with_stored_result
 from celery_batch.protocol import READS_PAYLOADS, REPLY_CHANNEL, REPLY_HEADER
 from celery_batch.worker.executor.model_call import Facts
@@ -54,7 +55,13 @@ _Encode = Callable[[dict[str, Any]], str | bytes]
 def stores_in_bulk(backend: Any) -> bool:
     """Return whether a result backend stores the results of a batch together."""
     known = type(backend) in (RedisBackend, SentinelBackend)
-    return known and bool(backend.app.conf.get("batch_bulk", True))
+    return known and FastPaths.of(backend.app).is_on("store")
+
+
+def _is_stock(app: Any) -> bool:
+    """Return whether Celery's own code stores results, and nothing of ours takes part."""
+    paths = FastPaths.of(app)
+    return not (paths.is_on("store") or paths.is_on("notify"))
 
 
 class _OfThread(threading.local):
@@ -83,12 +90,17 @@ class BulkResultWriter:
         self._store_one = type(backend)._store_result.__get__(backend)  # noqa: SLF001
         self._store = RedisStore(backend)
         self._stores_in_bulk = stores_in_bulk(backend)
+        self._notifies = FastPaths.of(backend.app).is_on("notify")
         self._thread = _OfThread()
 
     @classmethod
     def of(cls, backend: Any) -> BulkResultWriter | None:
-        """Return a backend's writer, made on first use; None if the backend is not Redis."""
-        if not isinstance(backend, RedisBackend):
+        """
+        Return a backend's writer, made on first use.
+
+        None if the backend is not Redis, or results are neither stored in bulk nor notified of.
+        """
+        if not isinstance(backend, RedisBackend) or _is_stock(backend.app):
             return None
         found: BulkResultWriter | None = vars(backend).get("batch_result_writer")
         if found is None:
@@ -121,7 +133,7 @@ class BulkResultWriter:
         **kwargs: Any,
     ) -> Any:
         """Store one result as Celery's backend does, soon or now, and notify its client."""
-        channel = _reply_channel(task_id, state, request)
+        channel = _reply_channel(task_id, state, request) if self._notifies else ""
         name = bytes_to_str(task_id)
         if not self._thread.collects and not (channel and self._stores_in_bulk):
             self._store_one(task_id, result, state, traceback, request=request, **kwargs)
@@ -159,6 +171,7 @@ class BulkResultWriter:
             BackendStoreError: The result is larger than Redis stores.
         """
         entries = self._thread.entries
+        channel = channel if self._notifies else ""
         entry = self._entry(meta, channel, encode, reads_payloads=reads_payloads)
         former = entries.get(entry.key)
         if former is None or former.state != states.SUCCESS:
@@ -249,6 +262,8 @@ def notify_clients(app: Any, tasks: Iterable[Any]) -> None:
         app: The Celery app.
         tasks: Its batch tasks, which may have their own backends.
     """
+    if _is_stock(app):
+        return
     if "_get_backend" not in vars(app):  # with which each thread makes its own backend
         make = app._get_backend  # noqa: SLF001
 
@@ -267,7 +282,7 @@ def buffered_results(task: Any) -> AbstractContextManager[BulkResultWriter | Non
     Return a context that collects the results stored in it, and stores them at its end.
 
     Its value is the writer, or None where results are stored one by one: on other backends,
-    and with ``batch_bulk = False``.
+    with ``batch_bulk = False``, and with the fast path "store" off.
     """
     writer = BulkResultWriter.of(task.backend)
     return nullcontext() if writer is None else writer.buffering()
