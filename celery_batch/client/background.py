@@ -59,6 +59,7 @@ class OnDemandThread:
         self._guard = threading.RLock()
         self._thread: threading.Thread | None = None
         self._is_starting = False
+        self._is_stopped = False
 
     @property
     def is_alive(self) -> bool:
@@ -85,10 +86,17 @@ class OnDemandThread:
             finally:
                 self._is_starting = False
 
+    def stop(self) -> None:
+        """Have the thread end as soon as there is no more work; return without waiting."""
+        self._is_stopped = True
+        with suppress(RuntimeError):  # it has been woken already
+            self._wakeup.release()
+
     def _run(self) -> None:
         pause: float | None = 0.0  # it was woken to start
         while True:
-            is_woken = self._wakeup.acquire(timeout=IDLE if pause is None else pause)
+            idle = 0.0 if self._is_stopped else IDLE
+            is_woken = self._wakeup.acquire(timeout=idle if pause is None else pause)
             if pause is None and not is_woken:
                 self._close()  # before the next thread can start, which may open the same again
                 if self._ends():

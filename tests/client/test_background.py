@@ -46,6 +46,24 @@ def test_one_wake_is_one_piece_of_work(monkeypatch: pytest.MonkeyPatch):
     assert 1 == len(worked)
 
 
+def test_stopped_thread_ends_at_once():
+    """A thread that is stopped waits for no more work; what is woken later ends soon, too."""
+    worked, ended = threading.Semaphore(0), threading.Semaphore(0)
+
+    def work() -> None:
+        worked.release()
+
+    thread = OnDemandThread("worker", work, ended.release)
+    thread.wake()
+    assert worked.acquire(timeout=SOON)
+    assert not ended.acquire(timeout=0.05)
+    thread.stop()
+    assert ended.acquire(timeout=SOON / 10)  # without it, after five seconds
+    thread.wake()
+
+    assert ended.acquire(timeout=SOON / 10)
+
+
 def test_what_comes_as_the_thread_ends_is_done():
     """A wake at the last moment, which still finds the thread alive, is not lost."""
     waiting, done = ["early"], []

@@ -10,6 +10,7 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 from celery import Celery
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
+from celery_batch.client.background import IDLE
 from celery_batch.client.results import listener as store
 from celery_batch.client.results import listener as sweep
 from celery_batch.client.results.listener import (
@@ -683,6 +685,26 @@ def test_closing_a_listener_begins_none_where_nobody_waits(background: FakeWorke
 
     assert 1 == value
     assert not is_listening(background.app)
+
+
+@pytest.mark.parametrize("end", [lambda app: app.close(), close_listener], ids=["app", "listener"])
+def test_closed_app_leaves_no_threads(redis_server: RedisServer, end: Callable[[Celery], None]):
+    """An app that is closed, or its listener, ends its threads at once, without waiting."""
+    names = ("celery-batch-replies", "celery-batch-poll")
+    before = {thread for name in names for thread in threads(name)}
+
+    def left() -> str:
+        now = {thread for name in names for thread in threads(name)}
+        return ", ".join(thread.name for thread in now - before)
+
+    with Celery(backend=redis_server.url, set_as_current=False) as app:
+        for _ in range(2):  # the second listener of an app is closed like the first
+            assert listener_for(app)
+            assert left()
+            end(app)
+            wait_until(left, [], what="end", timeout=IDLE / 2)
+
+        assert not is_listening(app)
 
 
 @pytest.mark.parametrize("way", WAYS)

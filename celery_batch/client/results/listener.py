@@ -17,6 +17,7 @@ import secrets  # noqa: F401
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import closing, suppress
 from enum import Enum, auto
 from functools import partial
@@ -293,6 +294,8 @@ class Listener:
         """Receive and poll no more."""
         self._is_open = False
         self._store.wake(self.channel)
+        for thread in self._threads.values():
+            thread.stop()
 
     def _poll(self) -> float | None:
         """Poll in one round; return the seconds until the next."""
@@ -359,6 +362,9 @@ def why_not_notified(app: Any) -> str:
 
 _listeners: dict[Any, Listener | None] = {}
 
+#: Apps whose `close` closes their listener.
+_closing_apps: weakref.WeakSet[Any] = weakref.WeakSet()
+
 _guard = threading.RLock()
 
 
@@ -422,14 +428,29 @@ def _start(app: Any) -> Listener | None:
                 return None  # perhaps it can be the next time
             import_module("celery_batch.client.results.group").adopt_groups(app)
         _listeners[app] = listener
+        if listener is not None:
+            _close_with_app(app)
         return listener
+
+
+def _close_with_app(app: Any) -> None:
+    """Have the app's `close` close its listener, too: a closed app leaves no threads behind."""
+    if app not in _closing_apps:
+        _closing_apps.add(app)
+        app.close = partial(_close_both, weakref.ref(app), app.close)
+
+
+def _close_both(app: weakref.ref[Any], close_app: Callable[[], object]) -> None:
+    close_listener(app())
+    close_app()
 
 
 def close_listener(app: Any) -> None:
     """
     Close the app's listener, if it has one; the next call that needs one starts another.
 
-    If a coroutine or a future still waits for a result, another one starts at once.
+    The app's own `close` does that, too.  If a coroutine or a future still waits for a
+    result, another one starts at once.
 
     Args:
         app: The Celery app.
