@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
@@ -214,31 +215,47 @@ def test_a_broker_that_is_away_is_told_at_once(ask: Callable[..., Any]):
     assert ended - middle < 0.5
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@contextmanager
+def suspended(request: pytest.FixtureRequest, name: str) -> Iterator[None]:
+    """Have a broker hang, which must do so until the end."""
+    keeper = psutil.Process(request.getfixturevalue(f"{name}_server").child.pid)
+    servers = keeper.children()
+    for each in servers:
+        each.suspend()
+    try:
+        yield
+        assert {psutil.STATUS_STOPPED} == {each.status() for each in servers}
+    finally:
+        for each in servers:
+            each.resume()
+
+
+@pytest.mark.parametrize(
+    ("count", "is_connected"),
+    [(1, True), (2, True), (1, False)],
+    ids=["one", "two", "over a new connection"],
+)
 @pytest.mark.parametrize("name", ["redis", "rabbitmq"])
 def test_a_broker_that_hangs_is_told_in_time(
-    request: pytest.FixtureRequest, ask: Callable[..., Any], name: str, count: int
+    request: pytest.FixtureRequest,
+    ask: Callable[..., Any],
+    name: str,
+    count: int,
+    is_connected: bool,  # noqa: FBT001 (a parameter of the test)
 ):
     """A broker that is stopped, not gone, costs a request no more than its time."""
     shop = request.getfixturevalue({"redis": "shop", "rabbitmq": "rabbit_shop"}[name])
     for number in (1, 2):  # so that the process is connected, and listens
         with pytest.raises(DeadlineExceeded):
             ask(shop.double, range(number), timeout=0.5)
-    keeper = psutil.Process(request.getfixturevalue(f"{name}_server").child.pid)
-    servers = keeper.children()
-    for each in servers:
-        each.suspend()
-    try:
+    if not is_connected:
+        shop.app.pool.resize(shop.app.pool.limit, reset=True)
+    with suspended(request, name):
         began = time.monotonic()
         with pytest.raises((BrokerUnreachable, DeadlineExceeded)):
             ask(shop.double, range(count), timeout=2.0)
         took = time.monotonic() - began
-        were_stopped = {each.status() for each in servers} == {psutil.STATUS_STOPPED}
-    finally:
-        for each in servers:
-            each.resume()
 
-    assert were_stopped
     assert took < 3.5
 
 

@@ -21,6 +21,7 @@ from time import monotonic
 from typing import Any
 
 from celery_batch.client.results.result import copied
+from celery_batch.compat.redis import connecting_within
 from celery_batch.payloads.sending import Uploads
 
 __all__ = [
@@ -58,15 +59,16 @@ def sent_by(deadline: float) -> Iterator[None]:
     """
     Give up at a deadline on calls that are made meanwhile and that the broker has not taken.
 
-    It applies to calls on the fast path.  Messages that are written together are given up
-    together, at the last of their deadlines.
+    It applies to calls on the fast path, and to new connections to Redis.  Messages that are
+    written together are given up together, at the last of their deadlines.
 
     Args:
         deadline: By the monotonic clock.
     """
     token = _deadline.set(deadline)
     try:
-        yield
+        with connecting_within(deadline):
+            yield
     finally:
         _deadline.reset(token)
 

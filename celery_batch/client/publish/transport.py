@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from struct import pack
 from time import monotonic
 from typing import Any
@@ -18,7 +19,7 @@ from vine import promise
 
 from celery_batch.client.publish.amqp_message import AmqpMessage
 from celery_batch.client.publish.buffer import PreparedMessage, last_deadline
-from celery_batch.compat.redis import get_connection
+from celery_batch.compat.redis import connecting_within, get_connection
 
 __all__ = ["Transport"]
 
@@ -76,7 +77,8 @@ class Transport:
             self._write_as_celery_does(_push_amqp, for_amqp, producer)
         if len(for_amqp) < len(messages):
             for_redis = [message for message in messages if not isinstance(message, AmqpMessage)]
-            self._write_redis(for_redis, producer)
+            with connecting_within(last_deadline(for_redis)):
+                self._write_redis(for_redis, producer)
 
     def _write_redis(self, messages: list[PreparedMessage], producer: Any) -> None:
         channel = self._redis_channel if producer is None else None
@@ -99,16 +101,36 @@ class Transport:
         self, push: Callable[[Any, list[Any]], None], messages: list[Any], producer: Any
     ) -> Any:
         """Push messages with a producer and Celery's retries; return the channel."""
-        conf = self._app.conf
+        conf, deadline = self._app.conf, last_deadline(messages)
+
+        def on_error(error: Exception, _pause: float) -> None:
+            if monotonic() >= deadline:
+                raise error
+
         with self._app.producer_or_acquire(producer) as own:
             connection = own.connection
             if conf.task_publish_retry:
                 policy = dict(conf.task_publish_retry_policy)
                 connection.transport_options.update(policy)
-                push = connection.ensure(own, push, **policy)
-            with connection._reraise_as_library_errors():  # noqa: SLF001
+                push = connection.ensure(own, push, on_error, **policy)
+            with (
+                _connect_timeout(connection, deadline),
+                connection._reraise_as_library_errors(),  # noqa: SLF001
+            ):
                 push(own, messages)
                 return own.channel
+
+
+@contextmanager
+def _connect_timeout(connection: Any, deadline: float) -> Iterator[None]:
+    """Let a kombu connection that is to be made take no longer than until a deadline."""
+    before = connection.connect_timeout
+    left = max(deadline - monotonic(), _SHORTEST_TIMEOUT)
+    connection.connect_timeout = min(before or math.inf, left) if left < math.inf else before
+    try:
+        yield
+    finally:
+        connection.connect_timeout = before
 
 
 def _push_redis(channel: Any, messages: list[PreparedMessage]) -> None:

