@@ -1,4 +1,4 @@
-.PHONY: help demo up test test-thorough coverage faults backfill-kills fuzz check lock bench bench-seeds bench-web pictures format clean
+.PHONY: help demo up test test-thorough coverage faults compat backfill-kills fuzz check lock bench bench-seeds bench-web pictures format clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -40,6 +40,9 @@ fuzz: $(STAMP) ## Send hostile messages to real workers, a minute for each broke
 
 faults: $(STAMP) ## Strike under load with every fault (SEEDS=10, FAULT=name), and show what became of the items
 	@$(BIN)/python -m tests.faults $(FAULT) --seeds $(or $(SEEDS),10) $(if $(JSON),--json $(JSON))
+
+compat: $(STAMP) ## Run the behaviour tests on all supported releases of Celery (ROWS=5.5.3-5.5.4-5.2.1 for some)
+	@$(BIN)/python -m tests.rows $(ROWS) $(if $(TESTS),--tests $(TESTS))
 
 backfill-kills: $(STAMP) ## Kill a backfill's producer, worker or Redis at random moments (SEEDS=20)
 	@$(BIN)/python -m tests.integration.backfill.kills --seeds $(or $(SEEDS),20)

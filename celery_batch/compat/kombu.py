@@ -49,6 +49,9 @@ _CLASSES = (
 #: What `wake_for_callbacks` needs of kombu's event loop.
 _HUB = ("_ready", "add_reader", "call_soon", "fire_timers", "on_tick", "readers", "timer")
 
+#: What it has besides since 5.7.
+_WAKER = ("_ready_lock", "_wake_pending", "_waker")
+
 #: Event loops that run callbacks at once.
 _woken: WeakSet[Any] = WeakSet()
 
@@ -149,7 +152,7 @@ def wake_for_callbacks(hub: Any) -> None:
     if missing:
         logger.warning("this kombu has no %s: callbacks may be a second late", ", ".join(missing))
         return
-    has_waker = all(hasattr(hub, name) for name in ("_ready_lock", "_wake_pending", "_waker"))
+    has_waker = all(hasattr(hub, name) for name in _WAKER)
     hub.on_tick.add(_wake_of_kombu(hub) if has_waker else _LoopWaker(hub).on_tick)
     _fire_timers_on_time(hub)
     _woken.add(hub)

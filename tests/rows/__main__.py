@@ -1,0 +1,151 @@
+"""
+``make compat``: the behaviour tests on every row of rows.toml, and a table of what they found.
+
+A row's environment holds the packages of its line; all others it takes from the environment
+that runs this, so that it is there in seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.faults.faults import FAULTS
+from tests.rows.skips import FILE
+
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "build" / "rows"
+
+#: What a user of the package sees, whatever Celery is beneath.
+TESTS = ("tests/integration/features", "tests/client", "tests/streamer", "tests/worker")
+
+_console = Console()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """
+    Releases that are installed together.
+
+    Args:
+        pins: The version of each package.
+    """
+
+    pins: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """What the table and the environment's folder are called."""
+        return "-".join(self.pins[each] for each in ("celery", "kombu", "redis"))
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of its environment."""
+        return BUILD / self.name / "bin" / "python"
+
+    def install(self) -> None:
+        """Make its environment, or bring that up to date."""
+        folder = BUILD / self.name
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        wanted = [f"{package}=={version}" for package, version in self.pins.items()]
+        pip = [self.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "--no-deps", *wanted], check=True)
+        # What the row does not have itself is found behind it.
+        (site,) = folder.glob("lib/python*/site-packages")
+        others = sysconfig.get_paths()["purelib"]
+        (site / "others.pth").write_text(f"import site; site.addsitedir({others!r})\n")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How the tests of a row ended."""
+
+    passed: int
+    failed: list[str]
+    skipped: Counter[str]
+    faults: str
+
+
+def main() -> int:
+    """Run the rows that are wanted; 1 if a test failed on any."""
+    options = _options()
+    rows = [Row(pins) for pins in tomllib.loads(FILE.read_text())["row"]]
+    chosen = [row for row in rows if not options.rows or row.name in options.rows]
+    outcomes: dict[str, Outcome] = {}
+    for row in chosen:
+        _console.print(f"{row.name}: {row.pins}")
+        row.install()
+        outcomes[row.name] = _run(row, options)
+        _console.print(_table(outcomes))
+    return int(any(each.failed or "broken" in each.faults for each in outcomes.values()))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.rows", description=__doc__)
+    parser.add_argument("rows", nargs="*", help="CELERY-KOMBU-REDIS; all unless named")
+    parser.add_argument("--tests", nargs="+", default=TESTS, help="files or folders")
+    parser.add_argument("--faults", nargs="*", default=[f.name for f in FAULTS], help="by name")
+    parser.add_argument("--seeds", type=int, default=2, help="trials of each fault (2)")
+    parser.add_argument("--jobs", default="2", help="test processes (2)")
+    return parser.parse_args()
+
+
+def _run(row: Row, options: argparse.Namespace) -> Outcome:
+    junit = BUILD / f"{row.name}.xml"
+    junit.unlink(missing_ok=True)
+    pytest = [row.python, "-m", "pytest", "-q", "-n", options.jobs, "--dist", "loadgroup"]
+    subprocess.run([*pytest, f"--junitxml={junit}", *options.tests], cwd=ROOT, check=False)
+    outcome = _read(junit)
+    if options.faults:
+        faults = [row.python, "-m", "tests.faults", *options.faults, f"--seeds={options.seeds}"]
+        done = subprocess.run(faults, cwd=ROOT, check=False)
+        outcome.faults = "broken" if done.returncode else f"{len(options.faults)} hold"
+    return outcome
+
+
+def _read(junit: Path) -> Outcome:
+    """Return what a report says; without one nothing has run."""
+    if not junit.exists():
+        return Outcome(0, ["no report"], Counter(), "not run")
+    cases = list(ET.parse(junit).iter("testcase"))  # noqa: S314 (written by pytest, just now)
+    skipped = Counter(
+        str(found.get("message")) for case in cases if (found := case.find("skipped")) is not None
+    )
+    failed = [
+        f"{case.get('classname')}::{case.get('name')}"
+        for case in cases
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
+    return Outcome(len(cases) - len(failed) - skipped.total(), failed, skipped, "not run")
+
+
+def _table(outcomes: dict[str, Outcome]) -> Table:
+    columns = ("Celery-kombu-redis", "passed", "skipped", "failed", "faults")
+    table = Table(*columns, caption="\n".join(_notes(outcomes)), caption_justify="left")
+    for name, each in outcomes.items():
+        counts = (each.passed, each.skipped.total(), len(each.failed))
+        table.add_row(name, *map(str, counts), each.faults)
+    return table
+
+
+def _notes(outcomes: dict[str, Outcome]) -> Iterator[str]:
+    for name, each in outcomes.items():
+        for reason, count in sorted(each.skipped.items()):
+            yield f"{name}: {count} skipped: {reason}"
+        for test in each.failed:
+            yield f"{name}: failed: {test}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
