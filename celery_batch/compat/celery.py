@@ -28,6 +28,7 @@ from celery._state import pop_current_task, push_current_task
 from celery.app import autoretry, trace
 from celery.backends.base import Backend
 from celery.utils.saferepr import saferepr
+from celery.worker.consumer.tasks import Tasks
 from celery.worker.pidbox import Pidbox
 from kombu.utils.json import dumps
 
@@ -39,6 +40,7 @@ __all__ = [
     "current_task",
     "defer_signals",
     "encode_results_with",
+    "has_global_qos",
     "is_waiting",
     "original_run",
     "reconnect_soon",
@@ -127,6 +129,15 @@ def encode_results_with(backend: Any, encode: Callable[[Any], str]) -> None:
                 return own(data)
 
         backend._encode = encoded  # noqa: SLF001 (as above)
+
+
+def has_global_qos(consumer: Any) -> bool:
+    """Return whether the prefetch of a Celery consumer is its channel's, as RabbitMQ's once was."""
+    if hasattr(consumer, "qos_global"):
+        return bool(consumer.qos_global)
+    # Before 5.7 only the step that starts to consume knows it.
+    steps = (step for step in consumer.steps if isinstance(step, Tasks))
+    return any(step.qos_global(consumer) for step in steps)
 
 
 def allow_delayed_replies(consumer: Any) -> None:

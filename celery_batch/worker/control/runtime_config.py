@@ -14,7 +14,7 @@ from math import inf
 from typing import Any
 
 from celery_batch.batching.policy import DEFAULT_LINGER, BatchPolicy
-from celery_batch.compat.celery import allow_delayed_replies
+from celery_batch.compat.celery import allow_delayed_replies, has_global_qos
 from celery_batch.config import (
     changeable_options,
     did_you_mean,
@@ -208,7 +208,7 @@ class RuntimeConfig:
         if not self._tasks:
             return
         before, now = adjust_prefetch(consumer, self._scheduler.policy)
-        if now > before and not consumer.qos_global and _is_amqp(consumer):
+        if now > before and not has_global_qos(consumer) and _is_amqp(consumer):
             notes.append(
                 f"queues of this kind keep their prefetch while they are consumed: the worker"
                 f" holds {before} messages at most until it connects again"

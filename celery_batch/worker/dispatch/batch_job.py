@@ -195,6 +195,7 @@ class BatchJob:
         return {request.row_digest or request.id: request for request in self.requests}.values()
 
     def _submit(self, pool: Any) -> Any:
+        _apply_worker_limits(pool, self.task, self.requests)
         soft, hard = _tightest_limits(self.task, self.requests)
         payload = self._payload()
         if not isinstance(pool, PreforkPool):  # else a copy has gone to a process
@@ -391,6 +392,19 @@ def _delivery(request: Any) -> Delivery:
         request.arrived,
         not request.is_undecoded,
     )
+
+
+def _apply_worker_limits(pool: Any, task: Any, requests: Sequence[Any]) -> None:
+    """Give the worker's own limits to requests that have none by their call or their task."""
+    options = getattr(pool, "options", {})  # since 5.7 tasks have them if they are settings
+    hard, soft = options.get("timeout"), options.get("soft_timeout")
+    if hard or soft:
+        for request in requests:
+            of_call = request.time_limits
+            request.time_limits = (
+                of_call[0] or task.time_limit or hard,
+                of_call[1] or task.soft_time_limit or soft,
+            )
 
 
 def _tightest_limits(task: Any, requests: Sequence[Any]) -> tuple[float | None, float | None]:

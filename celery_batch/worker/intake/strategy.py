@@ -31,6 +31,7 @@ from celery.worker.consumer import Consumer
 from celery.worker.request import create_request_cls
 from celery.worker.state import revoked, task_reserved
 
+from celery_batch.compat.celery import has_global_qos
 from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.compat.kombu import consume_again
 from celery_batch.compat.older_celery import call_soon_ack
@@ -257,6 +258,6 @@ def _serve(consumer: Any, context: ConsumerContext, task: Any) -> None:
 
 def _apply_prefetch(consumer: Any) -> None:
     """Have RabbitMQ use the new prefetch; a consumer with one of its own keeps it otherwise."""
-    if consumer.task_consumer is not None and not consumer.qos_global:
+    if consumer.task_consumer is not None and not has_global_qos(consumer):
         consumer.qos.update()
         consume_again(consumer.task_consumer)
