@@ -269,7 +269,7 @@ def test_waiting_in_gevent(run: Callable[..., str]):
                 gevent.sleep(0.01)
         gevent.spawn(tick)
         waiting = [gevent.spawn(result.get, 20) for result in results]
-        gevent.sleep(0.1)
+        gevent.sleep(0.3)
         for n, result in enumerate(results[:50]):
             answer(result, n)
         for n, result in enumerate(results[50:]):
