@@ -118,6 +118,8 @@ class Pool:
         self.num_processes = processes
         self.sent: list[SimpleNamespace] = []
         self.closing = False
+        #: What Celery has given it, as its time limits.
+        self.options: dict[str, Any] = {}
 
     def apply_async(self, target: Callable[..., Any], args: Any, **options: Any) -> Any:
         """Take a batch, unless closing."""

@@ -146,6 +146,21 @@ def test_tightest_time_limit_holds_for_the_batch(start: Callable[..., Worker], p
     assert (20, 30) == (pool.sent[0].soft_timeout, pool.sent[0].timeout)
 
 
+def test_workers_own_limits_are_for_requests_without_others(
+    start: Callable[..., Worker], pool: Pool
+):
+    """Those of the command line hold where neither the call nor the task says another."""
+    pool.options = {"timeout": 50, "soft_timeout": 40}
+    worker = start(pool)
+    worker.send("single", "a")
+    task = worker.app.tasks["single"]
+    type(task).soft_time_limit = 45
+    worker.send("single", "b")
+
+    assert (40, 50) == (pool.sent[0].soft_timeout, pool.sent[0].timeout)
+    assert (45, 50) == (pool.sent[1].soft_timeout, pool.sent[1].timeout)
+
+
 def test_no_time_limit_is_no_limit(worker: Worker, pool: Pool):
     """Without limits the pool sets none."""
     worker.send("single", "a")
