@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 
@@ -24,17 +25,18 @@ def lasting_rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rabbi
         yield server
 
 
-#: Each fault strikes one pool process, where batches overlap, or two: by chance, or both.
-_OTHER = pytest.mark.thorough("each fault with the other number of pool processes")
+#: Each fault strikes one broker, and one pool process, where batches overlap, or two: by chance.
+_OTHER = pytest.mark.thorough("each fault on the other broker, and with both numbers of processes")
 
 
 def _on(broker: str) -> pytest.MarkDecorator:
     trials = []
     for fault in (fault for fault in FAULTS if broker in fault.brokers):
-        chosen = 1 + seed_for(f"{broker} {fault.name}") % 2
+        chance = Random(seed_for(fault.name))
+        chosen = chance.choice(sorted(fault.brokers)), chance.choice((1, 2))
         for processes in (1, 2):
             marks = [pytest.mark.xdist_group(f"{broker}-{processes}")]
-            marks += [] if processes == chosen else [_OTHER]
+            marks += [] if (broker, processes) == chosen else [_OTHER]
             trials.append(
                 pytest.param(fault, processes, id=f"{fault.name}-{processes}", marks=marks)
             )

@@ -145,7 +145,9 @@ def channel(redis_server: RedisServer) -> Iterator[Any]:
         yield connection.default_channel
 
 
-@pytest.mark.parametrize("machines", [100, 1000])
+@pytest.mark.parametrize(
+    "machines", [100, pytest.param(1000, marks=pytest.mark.thorough("a machine for each worker"))]
+)
 def test_thousand_workers_cost_little(
     redis_server: RedisServer,
     channel: Any,
