@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
 from celery.backends.base import Backend
 
-__all__ = ["read_meta_with"]
+__all__ = ["as_stored", "read_meta_with"]
+
+
+class _Reading(threading.local):
+    """Whether meta data that are read on this thread are passed on to the function."""
+
+    is_passed_on = True
+
+
+_reading = _Reading()
+
+
+@contextmanager
+def as_stored() -> Iterator[None]:
+    """Read meta data on this thread as they are stored: only the state is of interest."""
+    _reading.is_passed_on = False
+    try:
+        yield
+    finally:
+        _reading.is_passed_on = True
 
 
 def read_meta_with(field: str, restore: Callable[[Any, Any], Any]) -> None:
@@ -26,7 +47,8 @@ def read_meta_with(field: str, restore: Callable[[Any, Any], Any]) -> None:
     @wraps(own)
     def meta_from_decoded(self: Any, meta: Any) -> Any:
         found = own(self, meta)
-        return restore(self, found) if isinstance(found, dict) and field in found else found
+        is_wanted = _reading.is_passed_on and isinstance(found, dict) and field in found
+        return restore(self, found) if is_wanted else found
 
     meta_from_decoded.is_ours = True  # type: ignore[attr-defined]
     Backend.meta_from_decoded = meta_from_decoded

@@ -17,6 +17,7 @@ from celery.worker.request import Request
 
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.compat.older_celery import success_was_stored
+from celery_batch.compat.results import as_stored
 from celery_batch.errors import BatchError
 from celery_batch.interrupts import is_interrupt
 from celery_batch.item_key import ItemKey
@@ -373,11 +374,13 @@ class BatchRequest(Request):  # type: ignore[misc]
         backend = self.task.backend
         if self.ignore_result or backend.as_uri().startswith(("rpc", "disabled")):
             return True
-        return self._look_up(lambda: backend.get_task_meta(self.id)["status"] in READY_STATES)
+        read = partial(backend.get_task_meta, self.id, cache=False)
+        return self._look_up(lambda: read()["status"] in READY_STATES)
 
     def _look_up(self, is_stored: Callable[[], Any]) -> bool:
         try:
-            return bool(is_stored())
+            with as_stored():
+                return bool(is_stored())
         except Exception as error:  # noqa: BLE001 (if it is unknown, the request runs again)
             logger.warning("Could not look up %s[%s]: %s", self.name, self.id, error)
             return False
