@@ -10,6 +10,8 @@ from redis import Redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from celery_batch.compat.kombu import queue_size
+
 __all__ = ["DepthReader", "can_read_depth", "driver_of", "open_depth_reader", "served_key"]
 
 #: Seconds until a broker that does not answer is an error.
@@ -44,7 +46,7 @@ class _RedisReader:
 
     def count(self, queue: str) -> int:
         """Return how many messages wait in a queue."""
-        return int(self._channel._size(queue))  # noqa: SLF001 (the lists of all priorities)
+        return queue_size(self._channel, queue)
 
     def is_served(self, queue: str, task: str) -> bool:
         """Return whether a worker takes a task's messages from a queue."""

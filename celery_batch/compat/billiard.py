@@ -27,6 +27,7 @@ __all__ = [
     "PoolPipe",
     "WorkerLoop",
     "current_worker",
+    "is_in_pool",
     "job_pipe",
     "pool_processes",
     "read_before_flush",
@@ -59,6 +60,11 @@ def terminate_handler_fired() -> bool:
     fired = getattr(common, "terminate_handler_fired", None)
     # Below 4.3.1 there is only the flag that it reads.
     return bool(common._should_have_exited[0] if fired is None else fired())  # noqa: SLF001
+
+
+def is_in_pool(result: Any) -> bool:
+    """Return whether a pool will still report the end of a job; there is no public look."""
+    return result._job in result._cache  # noqa: SLF001
 
 
 def current_worker() -> Any:

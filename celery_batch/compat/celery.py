@@ -28,6 +28,8 @@ from celery._state import pop_current_task, push_current_task
 from celery.app import autoretry, trace
 from celery.backends.base import Backend
 from celery.utils.saferepr import saferepr
+from celery.worker import request as celery_request
+from celery.worker.consumer import Consumer
 from celery.worker.consumer.tasks import Tasks
 from celery.worker.pidbox import Pidbox
 from kombu.utils.json import dumps
@@ -35,12 +37,15 @@ from kombu.utils.json import dumps
 from celery_batch.serialization.arrays import describe
 
 __all__ = [
+    "RateLimits",
     "allow_delayed_replies",
     "close_django_connections",
     "current_task",
     "defer_signals",
+    "does_debug",
     "encode_results_with",
     "has_global_qos",
+    "is_contested",
     "is_waiting",
     "original_run",
     "reconnect_soon",
@@ -58,6 +63,25 @@ def current_task(task: Any, request: Any) -> Iterator[None]:
     finally:
         task.request_stack.pop()
         pop_current_task()
+
+
+class RateLimits:
+    """The consumer's own code for rate limits, for an object that stands for a consumer."""
+
+    _limit_task = Consumer._limit_task  # noqa: SLF001
+    _limit_post_eta = Consumer._limit_post_eta  # noqa: SLF001
+    _schedule_bucket_request = Consumer._schedule_bucket_request  # noqa: SLF001
+    _limit_move_to_pool = Consumer._limit_move_to_pool  # noqa: SLF001
+
+
+def does_debug() -> bool:
+    """Return whether Celery's requests log a line when a pool process has accepted them."""
+    return bool(celery_request._does_debug)  # noqa: SLF001
+
+
+def is_contested(controller: Any) -> bool:
+    """Return whether a task of a worker waits for a free pool process."""
+    return bool(controller.semaphore._waiting)  # noqa: SLF001
 
 
 def original_run(task: Any) -> Any:

@@ -26,9 +26,15 @@ from kombu.utils.objects import cached_property
 __all__ = [
     "consume_again",
     "decodes_json",
+    "encodes_json",
+    "library_errors",
+    "lists_of_message",
     "missing_for_acks",
     "missing_for_fetch",
+    "open_channels",
     "queue_expires",
+    "queue_size",
+    "redis_list",
     "renew_property_locks",
     "returns_here",
     "send_pending_auth",
@@ -36,6 +42,10 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+#: What kombu's serializers are, those that the application registers among them.
+_encoders: dict[str, Any] = getattr(registry, "_encoders", {})
+_decoders: dict[str, Any] = getattr(registry, "_decoders", {})
 
 #: Classes whose cached properties we read, with their subclasses.  Kombu locks such a property
 #: each time it is read, for all objects of the class together; an app's settings are loaded
@@ -92,8 +102,50 @@ def queue_expires(channel: Any, queue: str) -> bool:
 
 def decodes_json() -> bool:
     """Return whether messages in JSON are decoded by kombu's own function."""
-    decoder = getattr(registry, "_decoders", {}).get("application/json")
-    return decoder is json.loads
+    return _decoders.get("application/json") is json.loads
+
+
+def encodes_json(serializer: str) -> bool:
+    """Return whether a serializer is JSON, and kombu's own function encodes it."""
+    known = _encoders.get(serializer)
+    return serializer == "json" and known is not None and known.encoder is json.dumps
+
+
+def library_errors(connection: Any) -> Any:
+    """Return a context in which a connection's errors become kombu's, as Celery does it."""
+    return connection._reraise_as_library_errors()  # noqa: SLF001
+
+
+def open_channels(connection: Any) -> Iterable[Any]:
+    """Return the Redis channels of a connection whose events a loop reads."""
+    return connection.transport.cycle._channels  # type: ignore[no-any-return]  # noqa: SLF001
+
+
+def queue_size(channel: Any, queue: str) -> int:
+    """Return how many messages wait in a queue, in the lists of all its priorities."""
+    return int(channel._size(queue))  # noqa: SLF001
+
+
+def redis_list(channel: Any, queue: str, step: int) -> str:
+    """Return the list of a queue's messages of one priority step, key prefix included."""
+    return str(channel.global_keyprefix + channel._q_for_pri(queue, step))  # noqa: SLF001
+
+
+def lists_of_message(
+    channel: Any, message: dict[str, Any], exchange: Any, routing_key: Any
+) -> Iterator[str]:
+    """
+    Yield the Redis lists to which a message goes, key prefix included.
+
+    Args:
+        channel: Kombu's Redis channel.
+        message: In the form in which kombu pushes it.
+        exchange: The name of its exchange.
+        routing_key: Its routing key.
+    """
+    priority = channel._get_message_priority(message, reverse=False)  # noqa: SLF001
+    for queue in channel._lookup(exchange, routing_key):  # noqa: SLF001
+        yield redis_list(channel, queue, priority)
 
 
 def renew_property_locks() -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "abort_connections",
     "allow_connections",
     "connecting_within",
+    "descriptor_of",
     "get_connection",
     "track_connections",
 ]
@@ -63,6 +64,11 @@ def _connection_arguments(kind: Any) -> tuple[str, ...]:
     parameters = inspect.signature(kind.get_connection).parameters
     name = parameters.get("command_name")
     return () if name is None or name.default is not Parameter.empty else ("_",)
+
+
+def descriptor_of(connection: Any) -> int:
+    """Return the descriptor of a connection's socket, for an event loop."""
+    return int(connection._sock.fileno())  # noqa: SLF001
 
 
 def track_connections() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from celery.backends.base import Backend
 
-__all__ = ["as_stored", "read_meta_with"]
+__all__ = ["as_stored", "client_of", "key_prefix", "read_meta_with"]
 
 
 class _Reading(threading.local):
@@ -30,6 +30,16 @@ def as_stored() -> Iterator[None]:
         yield
     finally:
         _reading.is_passed_on = True
+
+
+def key_prefix(backend: Any) -> str:
+    """Return what all keys and channels of a Redis backend begin with."""
+    return str(backend._transport_options.get("global_keyprefix", ""))  # noqa: SLF001
+
+
+def client_of(backend: Any, params: dict[str, Any]) -> Any:
+    """Return a new client of a Redis backend's server, or of its sentinels' master."""
+    return backend._create_client(**params)  # noqa: SLF001
 
 
 def read_meta_with(field: str, restore: Callable[[Any, Any], Any]) -> None:

@@ -22,6 +22,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from redis.retry import Retry
 
+from celery_batch.compat.results import client_of, key_prefix
 from celery_batch.errors import ConfigurationError
 
 __all__ = [
@@ -143,7 +144,7 @@ class RedisPayloads(PayloadStore):
     def __init__(self, backend: Any) -> None:
         #: Of that server.
         self.backend = backend
-        self._prefix = backend._transport_options.get("global_keyprefix", "") + PREFIX  # noqa: SLF001
+        self._prefix = key_prefix(backend) + PREFIX
 
     @cached_property
     def _client(self) -> Any:
@@ -152,7 +153,7 @@ class RedisPayloads(PayloadStore):
         for name in ("socket_timeout", "socket_connect_timeout"):
             if name in params or (name == "socket_connect_timeout" and "path" not in params):
                 params[name] = min(params.get(name) or _TIMEOUT, _TIMEOUT)
-        client = self.backend._create_client(**params)  # noqa: SLF001
+        client = client_of(self.backend, params)
         client.set_retry(Retry(NoBackoff(), 1, (RedisConnectionError,)))
         return client
 

@@ -38,6 +38,7 @@ from celery_batch.client.results.futures import (
 from celery_batch.client.results.listener import listener_for
 from celery_batch.client.results.poller import Poller
 from celery_batch.client_methods import ClientMethods
+from celery_batch.compat.kombu import library_errors, queue_size
 from celery_batch.errors import ConfigurationError, QueueFull
 
 __all__ = [
@@ -507,9 +508,9 @@ class RedisStreamer:
             return
         with (
             self.app.producer_or_acquire() as producer,
-            producer.connection._reraise_as_library_errors(),  # noqa: SLF001 (as Celery does)
+            library_errors(producer.connection),
         ):
-            waiting = int(producer.channel._size(self.queue))  # noqa: SLF001 (of all its priorities' lists)
+            waiting = queue_size(producer.channel, self.queue)
         if waiting + items > self.max_queue:
             raise QueueFull(
                 f"{waiting} items wait in {self.queue!r} and {items} more are too many for"

@@ -14,7 +14,7 @@ from celery.worker.state import maybe_shutdown
 from redis.exceptions import NoPermissionError
 
 from celery_batch.compat.fast_paths import FastPaths, PathState
-from celery_batch.compat.kombu import missing_for_acks, missing_for_fetch
+from celery_batch.compat.kombu import missing_for_acks, missing_for_fetch, open_channels
 from celery_batch.config import Settings
 from celery_batch.worker.amqp.acks import AmqpAcks
 from celery_batch.worker.amqp.reader import read_together
@@ -139,7 +139,7 @@ class BulkPath:
         connection = self._connect(*args, **kwargs)
         is_redis = connection.transport.driver_type == "redis"
         if self._consumer.hub and is_redis and self._paths.is_on("acknowledge"):
-            for channel in connection.transport.cycle._channels:  # noqa: SLF001
+            for channel in open_channels(connection):
                 channel.qos.restore_visible = noop
         return connection
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from celery import Celery, signals
+from kombu import Producer
+from redis.client import PubSub
 
 from celery_batch import BatchTask
 from tests.client.conftest import Sender
@@ -82,6 +84,30 @@ def test_what_is_off_is_said_with_its_reason(
     sender(**conf).task.delay("a")
 
     assert [True] == [line in one for one in said(caplog)]
+
+
+def test_other_private_parts_leave_calls_to_celery(
+    sender: Callable[..., Sender], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where kombu and redis-py have changed, calls go Celery's way, and the line says why."""
+    caplog.set_level(logging.INFO)
+    publish = Producer._publish
+
+    def changed(self: Any, *args: Any, more: None = None, **options: Any) -> Any:  # noqa: ARG001
+        return publish(self, *args, **options)
+
+    monkeypatch.setattr(Producer, "_publish", changed)
+    monkeypatch.delattr(PubSub, "ping")
+    here = sender()
+    results = [here.task.delay("a"), *here.task.delay_many("bc")]
+    messages = here.taken()["celery"]
+
+    assert [result.id for result in results] == [each["headers"]["id"] for each in messages]
+    line = (
+        "publish off (kombu.messaging.Producer._publish has other parameters);"
+        " notify off (redis.client.PubSub has no ping)"
+    )
+    assert [line] == [each.partition("here: ")[2] for each in said(caplog)]
 
 
 def test_other_brokers_and_receivers_are_named(caplog: pytest.LogCaptureFixture) -> None:

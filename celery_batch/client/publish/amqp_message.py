@@ -24,6 +24,7 @@ from celery_batch.client.publish.message import (
     put_placeholders,
     serialized_body,
 )
+from celery_batch.compat.amqp import serialized_properties
 
 __all__ = ["AmqpMessage", "AmqpProbe", "AmqpTemplate"]
 
@@ -130,7 +131,7 @@ class AmqpProbe(Probe):
         given = message.properties["application_headers"]
         put_placeholders(given, message.properties, form)
         table = dumps("F", [given])
-        before, found, after = message._serialize_properties().partition(table)  # noqa: SLF001
+        before, found, after = serialized_properties(message).partition(table)
         headers = _pattern(table[4:], _ITEM_KEYS, _item)
         rest = _pattern(after, _SHORT_KEYS, _short)
         fixed = before + self.destination

@@ -16,6 +16,8 @@ from amqp.exceptions import MessageNacked
 from kombu.exceptions import OperationalError
 
 from celery_batch.client.publish.buffer import MOST_MESSAGES
+from celery_batch.compat.amqp import publish_without_confirms
+from celery_batch.compat.kombu import library_errors
 
 if TYPE_CHECKING:
     from celery_batch.client.publish.buffer import BulkWrite
@@ -57,9 +59,9 @@ class ConfirmedBulk:
         if conf.task_publish_retry:
             policy = conf.task_publish_retry_policy
             open_channel = connection.ensure(producer, open_channel, **policy)
-        with connection._reraise_as_library_errors():  # noqa: SLF001
+        with library_errors(connection):
             channel = open_channel()
-        channel.basic_publish = channel._basic_publish  # noqa: SLF001 (its confirm comes later)
+        publish_without_confirms(channel)  # they come later
         channel.events["basic_ack"].add(self._on_ack)
         channel.events["basic_nack"].add(self._on_nack)
         channel.events["basic_return"].add(self._on_return)
@@ -89,7 +91,7 @@ class ConfirmedBulk:
             OperationalError: Something was refused, or the connection was lost.
         """
         try:
-            with self._connection._reraise_as_library_errors():  # noqa: SLF001
+            with library_errors(self._connection):
                 self._await_confirms()
         except OperationalError as error:
             self._error = error

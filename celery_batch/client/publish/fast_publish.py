@@ -39,6 +39,7 @@ from celery_batch.client.results.listener import listener_for
 from celery_batch.client.results.result import BatchResult
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.fast_paths import FastPaths
+from celery_batch.compat.kombu import library_errors
 from celery_batch.compat.older_celery import is_pydantic
 from celery_batch.protocol import SENT
 
@@ -395,7 +396,7 @@ class MessageTemplates:
                 connection = own.connection
                 if driver == "amqp" and connection.transport_options.get("confirm_publish"):
                     return  # these have a path of their own
-                with connection._reraise_as_library_errors():  # noqa: SLF001
+                with library_errors(connection):
                     probe = probe_class(own)
                     send_probe(task, options, probe, form)
                     self._known[kind] = probe.template(form)

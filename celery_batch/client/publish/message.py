@@ -22,12 +22,11 @@ from celery.utils.saferepr import saferepr
 from celery.utils.time import isoparse, maybe_make_aware
 from kombu import messaging
 from kombu.serialization import dumps as serialized
-from kombu.serialization import registry
 from kombu.utils.json import JSONEncoder, dumps
 
 from celery_batch.client.publish.buffer import PreparedMessage
 from celery_batch.compat.fast_paths import FastPaths
-from celery_batch.compat.kombu import queue_expires
+from celery_batch.compat.kombu import encodes_json, queue_expires, redis_list
 from celery_batch.compat.older_celery import (
     add_seconds_to_datetime,
     repr_levels,
@@ -258,8 +257,7 @@ def serialized_body(body: tuple[Any, ...], serializer: str) -> Any:
     Raises:
         EncodeError: Kombu's; it cannot be.
     """
-    known = registry._encoders.get(serializer)  # noqa: SLF001 (or another encoder)
-    if serializer == "json" and known is not None and known.encoder is dumps:
+    if encodes_json(serializer):
         try:
             return encode_json(body)
         except Exception:  # noqa: BLE001 (kombu meets it as well, and raises its own error)
@@ -356,7 +354,7 @@ class RedisProducer(_SameChannel):
         )
         channel._inplace_augment_message(message, exchange, queue)  # noqa: SLF001
         priority = channel._get_message_priority(message, reverse=False)  # noqa: SLF001
-        key = channel.global_keyprefix + channel._q_for_pri(queue, priority)  # noqa: SLF001
+        key = redis_list(channel, queue, priority)
         self.captured = key, message
 
 

@@ -15,10 +15,10 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
-from vine import promise
 
 from celery_batch.client.publish.amqp_message import AmqpMessage
 from celery_batch.client.publish.buffer import PreparedMessage, last_deadline
+from celery_batch.compat.amqp import expect_method
 from celery_batch.compat.redis import connecting_within, get_connection
 
 __all__ = ["Transport"]
@@ -265,7 +265,7 @@ def _await_receipt(channel: Any, timeout: float) -> None:
     Raises:
         TimeoutError: It has not.
     """
-    answered = channel._pending[spec.Basic.QosOk] = promise()  # noqa: SLF001 (as py-amqp's `wait`)
+    answered = expect_method(channel, spec.Basic.QosOk)
     channel.send_method(spec.Basic.Qos, "lBb", (0, 0, False))
     deadline = monotonic() + timeout
     while not answered.ready:

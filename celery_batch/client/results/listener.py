@@ -35,6 +35,7 @@ from redis.retry import Retry
 from celery_batch.client.background import OnDemandThread
 from celery_batch.client.results.pending import PendingResults
 from celery_batch.compat.fast_paths import FastPaths
+from celery_batch.compat.results import client_of, key_prefix
 from celery_batch.protocol import FACTS_ID, REPLY_CHANNEL, read_replies
 
 __all__ = [
@@ -92,7 +93,7 @@ class ResultReader:
     @property
     def prefix(self) -> str:
         """What all keys and channels of this app begin with."""
-        return str(self._backend._transport_options.get("global_keyprefix", ""))  # noqa: SLF001
+        return key_prefix(self._backend)
 
     def client(self) -> Any:
         """Return a Redis client that fails soon and does not reconnect by itself."""
@@ -100,7 +101,7 @@ class ResultReader:
         params["socket_timeout"] = min(params.get("socket_timeout") or TIMEOUT, TIMEOUT)
         if "path" not in params and not params.get("socket_connect_timeout"):
             params["socket_connect_timeout"] = TIMEOUT
-        client = self._backend._create_client(**params)  # noqa: SLF001
+        client = client_of(self._backend, params)
         client.set_retry(Retry(NoBackoff(), 0))
         return client
 

@@ -20,8 +20,6 @@ from celery.backends.base import Backend
 from celery.backends.redis import RedisBackend
 from celery.result import AsyncResult, EagerResult, assert_will_not_block
 from kombu.exceptions import EncodeError
-from kombu.serialization import registry
-from kombu.utils.json import loads
 from vine import Thenable, barrier, promise
 
 from celery_batch.client.results.callbacks import Callback, is_in_callback
@@ -30,6 +28,7 @@ from celery_batch.client.results.listener import ResultReader, start_listener
 from celery_batch.client.results.pending import PendingResult, PendingResults
 from celery_batch.client.results.states import StateIterator
 from celery_batch.client.results.waiting import ThreadWaiter, is_stored_elsewhere, wait_until_ended
+from celery_batch.compat.kombu import decodes_json
 from celery_batch.payloads.results import forget_payload, mentions_payload
 from celery_batch.protocol import BatchInfo
 from celery_batch.serialization.decoding import decode_json
@@ -62,7 +61,7 @@ def _is_plain(backend: Any) -> bool:
         and backend.content_type == _JSON
         and backend.accept is not None
         and _JSON in backend.accept
-        and registry._decoders.get(_JSON) is loads  # noqa: SLF001 (or another decoder)
+        and decodes_json()
     )
 
 

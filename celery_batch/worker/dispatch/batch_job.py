@@ -15,12 +15,13 @@ from weakref import ref
 from billiard.einfo import ExceptionInfo
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.exceptions import TaskRevokedError
-from celery.worker import request as celery_request
 from celery.worker import state
 from celery.worker.state import task_ready
 
 from celery_batch.batching.batch import Batch
 from celery_batch.batching.policy import BatchPolicy
+from celery_batch.compat.billiard import is_in_pool
+from celery_batch.compat.celery import does_debug
 from celery_batch.errors import BatchError
 from celery_batch.worker.dispatch.follow_up import (
     BatchEnd,
@@ -144,7 +145,7 @@ class BatchJob:
     def is_in_pool(self) -> bool:
         """Whether the pool will still report its end."""
         result = self._result()
-        return result is not None and result._job in result._cache  # noqa: SLF001 (no public look)
+        return result is not None and is_in_pool(result)
 
     @property
     def has_ended(self) -> bool:
@@ -353,7 +354,7 @@ def _accept(requests: Sequence[Any], pid: int, began: float) -> list[Any]:
     Returns:
         The other requests, which need Celery's own handler.
     """
-    if celery_request._does_debug:  # noqa: SLF001 (it logs a line for each)
+    if does_debug():  # it logs a line for each
         return list(requests)
     started = time.time() - (time.monotonic() - began)
     routine = [each for each in requests if each.is_routine and not each.is_done]

@@ -24,6 +24,7 @@ from celery import Task
 from celery.exceptions import TaskRevokedError
 
 from celery_batch.compat.billiard import PoolPipe
+from celery_batch.compat.celery import is_contested
 from celery_batch.compat.fast_paths import FastPaths, PathState
 from celery_batch.task import BatchTask
 from celery_batch.worker.dispatch.batch_job import BatchJob
@@ -172,8 +173,8 @@ class JobSubmitter:
             pipe.mark_busy()
 
     def _can_wait(self, task: Any) -> bool:
-        is_contested = bool(self._consumer.controller.semaphore._waiting)  # noqa: SLF001
-        return not is_contested and task.acks_late and may_overlap(task)
+        contested = is_contested(self._consumer.controller)
+        return not contested and task.acks_late and may_overlap(task)
 
     @property
     def _pipe_to_one(self) -> PoolPipe | None:

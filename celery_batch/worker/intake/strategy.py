@@ -27,11 +27,10 @@ from celery.app import trace
 from celery.exceptions import InvalidTaskError
 from celery.utils.imports import symbol_by_name
 from celery.worker import strategy
-from celery.worker.consumer import Consumer
 from celery.worker.request import create_request_cls
 from celery.worker.state import revoked, task_reserved
 
-from celery_batch.compat.celery import has_global_qos
+from celery_batch.compat.celery import RateLimits, has_global_qos
 from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.compat.kombu import consume_again
 from celery_batch.compat.older_celery import call_soon_ack
@@ -82,7 +81,7 @@ def _attach_and_handle(task: Any, app: Any, consumer: Any, *message: Any, **opti
     return handle(*message, **options)
 
 
-class _ConsumerProxy:
+class _ConsumerProxy(RateLimits):
     """The consumer as Celery's strategy sees it, with another last step."""
 
     def __init__(self, consumer: Any, on_task_request: Callable[[Any], None]) -> None:
@@ -98,12 +97,6 @@ class _ConsumerProxy:
         if not request.revoked():  # or expired
             self.on_task_request(request)
         self._consumer.qos.decrement_eventually()
-
-    # The consumer's own code, bound to this proxy so that it finds our last step.
-    _limit_task = Consumer._limit_task  # noqa: SLF001
-    _limit_post_eta = Consumer._limit_post_eta  # noqa: SLF001
-    _schedule_bucket_request = Consumer._schedule_bucket_request  # noqa: SLF001
-    _limit_move_to_pool = Consumer._limit_move_to_pool  # noqa: SLF001
 
 
 class FastPath:

@@ -23,6 +23,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
+from celery_batch.compat.results import client_of, key_prefix
 from celery_batch.errors import ConfigurationError
 from celery_batch.serialization.plain_values import NotPlain, decode_plain, encode_plain
 
@@ -81,7 +82,7 @@ class AnswerCache:
         #: Seconds for which an answer is kept; it may change at any time.
         self.ttl = ttl
         self._client = _client(backend)
-        prefix = backend._transport_options.get("global_keyprefix", "") + _PREFIX  # noqa: SLF001
+        prefix = key_prefix(backend) + _PREFIX
         self._prefix = prefix.encode()
         self._epoch_key = f"{prefix}epoch-{task_name}".encode()
         self._paused_until = 0.0
@@ -243,7 +244,7 @@ def _client(backend: Any) -> Any:
     params = dict(backend.connparams, max_connections=None, socket_timeout=_TIMEOUT)
     if "path" not in params:
         params["socket_connect_timeout"] = _CONNECT_TIMEOUT
-    client = backend._create_client(**params)  # noqa: SLF001
+    client = client_of(backend, params)
     # A connection that a firewall has closed meanwhile is made again; time-outs are final.
     client.set_retry(Retry(NoBackoff(), 1, (RedisConnectionError,)))
     return client

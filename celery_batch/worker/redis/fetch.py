@@ -31,7 +31,7 @@ from kombu.utils.json import dumps
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
-from celery_batch.compat.kombu import send_pending_auth
+from celery_batch.compat.kombu import redis_list, send_pending_auth
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.redis.scripts import script
 from celery_batch.worker.redis.wakeup import QueueWakeup
@@ -130,8 +130,7 @@ class QueueLists:
         """Return the list of a queue's messages of one priority step, key prefix included."""
         name = self._names.get((queue, step))
         if name is None:
-            channel = self._channel
-            name = channel.global_keyprefix + channel._q_for_pri(queue, step)  # noqa: SLF001
+            name = redis_list(self._channel, queue, step)
             self._names[queue, step] = name
         return name
 

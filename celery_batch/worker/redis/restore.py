@@ -15,6 +15,7 @@ from typing import Any
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps, loads
 
+from celery_batch.compat.kombu import lists_of_message
 from celery_batch.protocol import LOSSES
 from celery_batch.worker.redis.owner import Keys
 from celery_batch.worker.redis.scripts import script
@@ -162,10 +163,8 @@ class Restorer:
         info = message["properties"].get("delivery_info")
         if isinstance(info, dict):
             info["redelivered"] = True
-        priority = channel._get_message_priority(message, reverse=False)  # noqa: SLF001
-        for queue in channel._lookup(exchange, routing_key):  # noqa: SLF001
-            key = channel._q_for_pri(queue, priority)  # noqa: SLF001
-            yield channel.global_keyprefix + key, dumps(message)
+        for key in lists_of_message(channel, message, exchange, routing_key):
+            yield key, dumps(message)
 
 
 def _count(value: Any) -> int:

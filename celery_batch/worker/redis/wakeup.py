@@ -21,6 +21,7 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
+from celery_batch.compat.redis import descriptor_of
 from celery_batch.worker.redis.owner import boottime, own_pool
 
 __all__ = ["QueueWakeup"]
@@ -140,7 +141,7 @@ class QueueWakeup:
             connection.disconnect()
             return
         self._has_failed = False
-        wait = self._waits[key] = _QueueWait(connection, connection._sock.fileno())  # noqa: SLF001
+        wait = self._waits[key] = _QueueWait(connection, descriptor_of(connection))
         self._hub.add_reader(wait.socket, self._receive, key)
         with suppress(RedisError, OSError):  # if Redis is gone, the next command fails as well
             self._send(key)
