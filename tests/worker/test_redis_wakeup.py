@@ -202,7 +202,7 @@ def test_a_connection_is_made_once(loop: Loop, monkeypatch: pytest.MonkeyPatch):
 
     assert 1 == len(asked)
     assert {} == loop.readers
-    assert not asked[0].is_connected
+    assert asked[0]._sock is None
 
 
 def test_a_failed_connection_is_tried_again(

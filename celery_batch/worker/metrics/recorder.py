@@ -123,7 +123,8 @@ class BatchRecorder:
         if not self._has_begun:
             self._has_begun = True
             self._meter = Meter(time.monotonic())
-            signals.task_revoked.connect(self._on_revoked)
+            # Before 5.7 Celery takes one method of two objects for the same receiver.
+            signals.task_revoked.connect(self._on_revoked, dispatch_uid=id(self))
 
     def ask(self, question: Callable[[Meter], T]) -> T:
         """Return the result of a function of the meter, while nothing is added."""
