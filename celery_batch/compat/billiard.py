@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import isgenerator
 from typing import Any
@@ -200,7 +201,8 @@ def read_before_flush(pool: Any, hub: Any) -> None:
         for job in queued:
             job._accepted = True  # noqa: SLF001
         try:
-            flush()
+            with _running_kept(billiard_pool):
+                flush()
         finally:
             _restore(queued)
 
@@ -242,6 +244,21 @@ def _queued_behind_running(pool: Any) -> list[Any]:
     jobs = list(pool._cache.values())  # noqa: SLF001
     busy = {job._worker_pid for job in jobs if job._accepted}  # noqa: SLF001
     return [job for job in _unaccepted(pool) if job._write_to.pid in busy]  # noqa: SLF001
+
+
+@contextmanager
+def _running_kept(pool: Any) -> Iterator[None]:
+    """Keep the jobs that run, and their processes busy: before 5.6 a flush forgets both."""
+    cache: dict[Any, Any] = getattr(pool, "_cache", {})
+    busy_workers: set[int] = getattr(pool, "_busy_workers", set())
+    running = {number: job for number, job in cache.items() if job._accepted}  # noqa: SLF001
+    busy = set(busy_workers)
+    yield
+    for number, job in running.items():
+        cache.setdefault(number, job)
+        process = job._write_to  # noqa: SLF001
+        if process is not None and process.inqW_fd in busy and process._is_alive():  # noqa: SLF001
+            busy_workers.add(process.inqW_fd)
 
 
 def _restore(queued: list[Any]) -> None:

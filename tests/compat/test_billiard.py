@@ -19,9 +19,11 @@ class Pool:
     def __init__(self) -> None:
         self.pipe, self.writer = os.pipe()
         self.alive = True
-        process = SimpleNamespace(outqR_fd=self.pipe, pid=1, _is_alive=lambda: self.alive)
+        process = SimpleNamespace(
+            outqR_fd=self.pipe, inqW_fd=9, pid=1, _is_alive=lambda: self.alive
+        )
         self.job = SimpleNamespace(_write_to=process, _accepted=False, _worker_pid=None)
-        self._pool = SimpleNamespace(_cache={1: self.job}, _active_writers=set())
+        self._pool = SimpleNamespace(_cache={1: self.job}, _active_writers=set(), _busy_workers={9})
         self.hub = SimpleNamespace(readers={self.pipe: (self.read, ())})
         self.flushed: list[bool] = []
 
@@ -51,6 +53,20 @@ def test_message_in_the_pipe_is_read(pool: Pool):
     pool.flush()
 
     assert [True] == pool.flushed
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_running_job_is_not_forgotten(monkeypatch: pytest.MonkeyPatch, *, alive: bool):
+    """Before 5.6 Celery forgets all jobs of an idle pipe, also those whose results will come."""
+    pool = Pool()
+    pool.alive, inner = alive, pool._pool
+    pool.job._accepted = True
+    monkeypatch.setattr(pool, "flush", lambda: (inner._cache.clear(), inner._busy_workers.clear()))
+    read_before_flush(pool, pool.hub)
+    pool.flush()
+
+    assert {1: pool.job} == inner._cache
+    assert ({9} if alive else set()) == inner._busy_workers
 
 
 def test_message_half_read_is_read_on(pool: Pool):
