@@ -6,6 +6,7 @@ import json
 
 from celery import Celery, states
 
+import celery_batch.task  # noqa: F401 (which has results read with what is stored beside them)
 from celery_batch.compat.results import as_stored
 from celery_batch.protocol import PAYLOADS
 
