@@ -255,6 +255,8 @@ def _running_kept(pool: Any) -> Iterator[None]:
     busy = set(busy_workers)
     yield
     for number, job in running.items():
+        if job.ready():  # the flush has found that its process is lost
+            continue
         cache.setdefault(number, job)
         process = job._write_to  # noqa: SLF001
         if process is not None and process.inqW_fd in busy and process._is_alive():  # noqa: SLF001

@@ -22,7 +22,13 @@ class Pool:
         process = SimpleNamespace(
             outqR_fd=self.pipe, inqW_fd=9, pid=1, _is_alive=lambda: self.alive
         )
-        self.job = SimpleNamespace(_write_to=process, _accepted=False, _worker_pid=None)
+        self.has_ended = False
+        self.job = SimpleNamespace(
+            _write_to=process,
+            _accepted=False,
+            _worker_pid=None,
+            ready=lambda: self.has_ended,
+        )
         self._pool = SimpleNamespace(_cache={1: self.job}, _active_writers=set(), _busy_workers={9})
         self.hub = SimpleNamespace(readers={self.pipe: (self.read, ())})
         self.flushed: list[bool] = []
@@ -67,6 +73,23 @@ def test_a_running_job_is_not_forgotten(monkeypatch: pytest.MonkeyPatch, *, aliv
 
     assert {1: pool.job} == inner._cache
     assert ({9} if alive else set()) == inner._busy_workers
+
+
+def test_a_job_that_ends_in_the_flush_stays_away(monkeypatch: pytest.MonkeyPatch):
+    """One whose process is found lost meanwhile has its end; kept, a shutdown would wait for it."""
+    pool = Pool()
+    pool.job._accepted = True
+
+    def flush() -> None:
+        """Find the process lost, and end its job."""
+        pool.has_ended = True
+        pool._pool._cache.clear()
+
+    monkeypatch.setattr(pool, "flush", flush)
+    read_before_flush(pool, pool.hub)
+    pool.flush()
+
+    assert {} == pool._pool._cache
 
 
 def test_message_half_read_is_read_on(pool: Pool):
@@ -123,7 +146,9 @@ def test_pool_is_flushed_after_an_error(pool: Pool, caplog: pytest.LogCaptureFix
 @pytest.fixture
 def behind(pool: Pool) -> SimpleNamespace:
     """A job that waits in the pool's process behind a running one."""
-    running = SimpleNamespace(_write_to=pool.job._write_to, _accepted=True, _worker_pid=1)
+    running = SimpleNamespace(
+        _write_to=pool.job._write_to, _accepted=True, _worker_pid=1, ready=lambda: False
+    )
     pool._pool._cache[2] = running
     pool.job.discard = lambda: pool._pool._cache.pop(1)
     return running
