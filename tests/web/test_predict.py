@@ -230,10 +230,39 @@ def suspended(request: pytest.FixtureRequest, name: str) -> Iterator[None]:
             each.resume()
 
 
+def _connect_no_more(_app: Celery) -> None:
+    """Leave the connections as they are."""
+
+
+def _connect_anew(app: Celery) -> None:
+    """Have the next call make a connection."""
+    app.pool.resize(app.pool.limit, reset=True)
+
+
+def _open_no_channel(app: Celery) -> None:
+    """Have the next call open a channel on its connection."""
+    _connect_anew(app)
+    with app.pool.acquire() as connection:
+        connection.connect()
+
+
+def _declare_nothing(app: Celery) -> None:
+    """Have the next call declare its queue on its connection."""
+    _connect_anew(app)
+    with app.pool.acquire() as connection:
+        assert connection.default_channel
+
+
 @pytest.mark.parametrize(
-    ("count", "is_connected"),
-    [(1, True), (2, True), (1, False)],
-    ids=["one", "two", "over a new connection"],
+    ("count", "connect"),
+    [
+        (1, _connect_no_more),
+        (2, _connect_no_more),
+        (1, _connect_anew),
+        (1, _open_no_channel),
+        (1, _declare_nothing),
+    ],
+    ids=["one", "two", "over a new connection", "over a new channel", "to a new queue"],
 )
 @pytest.mark.parametrize("name", ["redis", "rabbitmq"])
 def test_a_broker_that_hangs_is_told_in_time(
@@ -241,15 +270,14 @@ def test_a_broker_that_hangs_is_told_in_time(
     ask: Callable[..., Any],
     name: str,
     count: int,
-    is_connected: bool,  # noqa: FBT001 (a parameter of the test)
+    connect: Callable[[Celery], None],
 ):
     """A broker that is stopped, not gone, costs a request no more than its time."""
     shop = request.getfixturevalue({"redis": "shop", "rabbitmq": "rabbit_shop"}[name])
     for number in (1, 2):  # so that the process is connected, and listens
         with pytest.raises(DeadlineExceeded):
             ask(shop.double, range(number), timeout=0.5)
-    if not is_connected:
-        shop.app.pool.resize(shop.app.pool.limit, reset=True)
+    connect(shop.app)
     with suspended(request, name):
         began = time.monotonic()
         with pytest.raises((BrokerUnreachable, DeadlineExceeded)):

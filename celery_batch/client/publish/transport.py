@@ -102,23 +102,28 @@ class Transport:
     ) -> Any:
         """Push messages with a producer and Celery's retries; return the channel."""
         conf, deadline = self._app.conf, last_deadline(messages)
-
-        def on_error(error: Exception, _pause: float) -> None:
-            if monotonic() >= deadline:
-                raise error
-
         with self._app.producer_or_acquire(producer) as own:
             connection = own.connection
             if conf.task_publish_retry:
                 policy = dict(conf.task_publish_retry_policy)
                 connection.transport_options.update(policy)
-                push = connection.ensure(own, push, on_error, **policy)
+                push = connection.ensure(own, push, _until(deadline), **policy)
             with (
                 _connect_timeout(connection, deadline),
                 connection._reraise_as_library_errors(),  # noqa: SLF001
             ):
                 push(own, messages)
                 return own.channel
+
+
+def _until(deadline: float) -> Callable[[Exception, float], None]:
+    """Return what kombu calls before it tries again: it raises the error after the deadline."""
+
+    def on_error(error: Exception, _pause: float) -> None:
+        if monotonic() >= deadline:
+            raise error
+
+    return on_error
 
 
 @contextmanager
@@ -217,32 +222,60 @@ def _push_amqp(producer: Any, messages: list[AmqpMessage]) -> None:
     """Write frames, and wait until the broker has read them where there are many."""
     left = [message for message in messages if not message.sent]
     timeout = max(min(_TIMEOUT, last_deadline(left) - monotonic()), _SHORTEST_TIMEOUT)
-    for template in {id(message.template): message.template for message in left}.values():
+    connection = _connected(producer, last_deadline(left))
+    try:
+        with connection.transport.having_timeout(timeout):
+            channel = _declared_channel(producer, left)
+            _read_events(connection)
+        for written in _split(left):
+            _write_frames(channel, written, timeout)
+            if len(left) > 1 or left[0].is_one_of_many:
+                _await_receipt(channel, timeout)
+            for message in written:
+                message.sent = True
+    except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, TimeoutError):
+            raise
+        connection.collect()  # to close it in form would be to wait for the broker again
+        if not isinstance(error, TimeoutError):  # an interrupt, perhaps in the midst of a frame
+            raise
+        text = f"the broker has taken nothing for {timeout:.2g} seconds"
+        raise OperationalError(text) from error
+
+
+def _connected(producer: Any, deadline: float) -> Any:
+    """Return py-amqp's connection of a producer, made as Celery does if there is none."""
+    connection = producer.connection
+    known = connection.transport_options
+    names = ("max_retries", "interval_start", "interval_step", "interval_max")
+    policy = {name: known[name] for name in names if name in known}
+    connection.ensure_connection(_until(deadline), **policy)
+    return connection.connection
+
+
+def _declared_channel(producer: Any, messages: list[AmqpMessage]) -> Any:
+    """Return the producer's channel, on which all that the messages need is declared."""
+    for template in {id(message.template): message.template for message in messages}.values():
         for entity in template.declare:
             producer.maybe_declare(entity)
     channel = producer.channel
+    if channel.connection is None:
+        raise RecoverableConnectionError("connection already closed")
+    return channel
+
+
+def _write_frames(channel: Any, messages: list[AmqpMessage], timeout: float) -> None:
     connection = channel.connection
     if connection is None:
         raise RecoverableConnectionError("connection already closed")
-    _read_events(connection)
-    for written in _split(left):
-        frames = [
-            frame
-            for message in written
-            for frame in _frames(message, channel.channel_id, connection.frame_max)
-        ]
-        try:
-            with connection.transport.having_timeout(timeout):
-                connection.transport.write(b"".join(frames))
-            connection.bytes_sent += len(written)  # which counts messages, for the heartbeat
-            if len(left) > 1 or left[0].is_one_of_many:
-                _await_receipt(channel, timeout)
-        except TimeoutError as error:
-            connection.collect()  # to close it in form would be to wait for the broker again
-            text = f"the broker has taken nothing for {timeout:.2g} seconds"
-            raise OperationalError(text) from error
-        for message in written:
-            message.sent = True
+    frames = [
+        frame
+        for message in messages
+        for frame in _frames(message, channel.channel_id, connection.frame_max)
+    ]
+    with connection.transport.having_timeout(timeout):
+        connection.transport.write(b"".join(frames))
+    connection.bytes_sent += len(messages)  # which counts messages, for the heartbeat
 
 
 def _read_events(connection: Any) -> None:
