@@ -1,8 +1,8 @@
 """
 Uses of redis-py's private parts.
 
-`connecting_within` limits how long a new connection may take.  `abort_connections` aborts the
-connections to a Redis that does not answer, when the worker shuts down.  Kombu waits for a
+`abort_connections` aborts the connections to a Redis that does not answer, when the worker shuts
+down.  Kombu waits for a
 reply without limit.  A Redis that is frozen keeps its connections open, so a worker that is
 told to stop would wait in the middle of its last commands.  The lease's thread notices this
 and aborts these connections; other workers take the messages when the lease is over.
@@ -12,25 +12,20 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from inspect import Parameter
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
-from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection
-from redis.retry import Retry
 
 __all__ = [
     "abort_connections",
     "allow_connections",
-    "connecting_within",
     "descriptor_of",
     "get_connection",
     "track_connections",
@@ -136,61 +131,3 @@ def allow_connections() -> None:
 
 def _address(options: Any) -> tuple[Any, ...]:
     return tuple(options.get(name) for name in ("path", "host", "port"))
-
-
-class _Deadline(threading.local):
-    """Until when a connection may be made on this thread, on the monotonic clock."""
-
-    value = math.inf
-
-
-_deadline = _Deadline()
-
-#: Seconds for a connection that is made when the deadline is over.
-_SHORTEST = 0.001
-
-
-@contextmanager
-def connecting_within(deadline: float) -> Iterator[None]:
-    """
-    Limit how long each new connection of this thread may take.
-
-    Redis-py waits for the first replies of a server for ever, unless it has a `socket_timeout`;
-    kombu makes the connection in the midst of a call.
-
-    Args:
-        deadline: On the monotonic clock, in seconds; infinite for no limit but redis-py's.
-    """
-    if deadline < math.inf and AbstractConnection.connect is not _connect_in_time:
-        AbstractConnection.connect = _connect_in_time  # type: ignore[method-assign]
-    before, _deadline.value = _deadline.value, deadline
-    try:
-        yield
-    finally:
-        _deadline.value = before
-
-
-_connect: Any = AbstractConnection.connect
-
-
-def _connect_in_time(self: Any) -> None:
-    """Connect once, as redis-py does, with what is left of the time for each step."""
-    if _deadline.value == math.inf or getattr(self, "_sock", None) is not None:
-        _connect(self)
-        return
-    left = max(_deadline.value - time.monotonic(), _SHORTEST)
-    retry, timeout, make_socket = self.retry, self.socket_connect_timeout, self._connect
-
-    def make_limited_socket() -> Any:
-        made = make_socket()
-        made.settimeout(min(left, self.socket_timeout or math.inf))
-        return made
-
-    self.retry, self.socket_connect_timeout = Retry(NoBackoff(), 0), min(left, timeout or math.inf)
-    self._connect = make_limited_socket
-    try:
-        _connect(self)
-    finally:
-        self.retry, self.socket_connect_timeout = retry, timeout
-        del self._connect
-    self._sock.settimeout(self.socket_timeout)

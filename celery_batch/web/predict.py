@@ -32,7 +32,6 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_batch.client.backpressure import BrokerUnreachable
 from celery_batch.client.publish.aio import apply_and_wait, apply_async
-from celery_batch.client.publish.buffer import sent_by
 from celery_batch.client.publish.publisher import Publisher
 from celery_batch.client.publish.send_many import PartlySent
 from celery_batch.client.results.listener import (
@@ -44,6 +43,7 @@ from celery_batch.client.results.listener import (
 from celery_batch.client.results.waiting import LoopWaker, wait_until_ended
 from celery_batch.client.revoke import revoke_soon
 from celery_batch.client_methods import ClientMethods
+from celery_batch.compat.deadline import waiting_until
 from celery_batch.compat.older_celery import is_lost_backend
 from celery_batch.errors import (
     BatchError,
@@ -248,7 +248,7 @@ def _eagerly(task: Any, items: Sequence[Any], options: dict[str, Any]) -> list[A
 def _sending(app: Any, deadline: float) -> Iterator[None]:
     """Give up at the deadline, and raise BrokerUnreachable if sending fails."""
     assert_will_not_block()
-    with _reporting(app, deadline), sent_by(deadline):
+    with _reporting(app, deadline), waiting_until(deadline):
         yield
 
 

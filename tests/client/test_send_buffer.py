@@ -18,9 +18,9 @@ from celery_batch.client.publish.buffer import (
     BulkWrite,
     PreparedMessage,
     SendBuffer,
-    sent_by,
 )
 from celery_batch.client.results.result import copied
+from celery_batch.compat.deadline import waiting_until
 
 
 class Broker:
@@ -275,14 +275,14 @@ def test_a_write_that_has_to_connect_holds_no_sender_beyond_its_deadline(failure
     send_buffer = SendBuffer(broker.write)
     if failures:
         send_buffer.send(messages("well"))
-        with pytest.raises(OperationalError), sent_by(time.monotonic() + 10):
+        with pytest.raises(OperationalError), waiting_until(time.monotonic() + 10):
             send_buffer.send(messages("lost"))
     began = time.monotonic()
-    with pytest.raises(TimeoutError), sent_by(began + 0.2):
+    with pytest.raises(TimeoutError), waiting_until(began + 0.2):
         send_buffer.send(messages("late"))
     took = time.monotonic() - began
     is_over.set()
-    with sent_by(time.monotonic() + 10):
+    with waiting_until(time.monotonic() + 10):
         send_buffer.send(messages("next"))
 
     assert 0.2 <= took < 2.0

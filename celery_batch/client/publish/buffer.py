@@ -21,7 +21,7 @@ from time import monotonic
 from typing import Any
 
 from celery_batch.client.results.result import copied
-from celery_batch.compat.redis import connecting_within
+from celery_batch.compat.deadline import current_deadline
 from celery_batch.payloads.sending import Uploads
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "canvas_bulk",
     "current_bulk",
     "last_deadline",
-    "sent_by",
 ]
 
 #: Most messages in one write.
@@ -50,27 +49,6 @@ _CHECK_INTERVAL = 1.0
 
 #: Seconds after which a canvas' first call waits for no more members of a generator.
 _LONGEST_WAIT = 1.0
-
-_deadline: ContextVar[float] = ContextVar("celery_batch_deadline", default=math.inf)
-
-
-@contextmanager
-def sent_by(deadline: float) -> Iterator[None]:
-    """
-    Give up at a deadline on calls that are made meanwhile and that the broker has not taken.
-
-    It applies to calls on the fast path, and to new connections to Redis.  Messages that are
-    written together are given up together, at the last of their deadlines.
-
-    Args:
-        deadline: By the monotonic clock.
-    """
-    token = _deadline.set(deadline)
-    try:
-        with connecting_within(deadline):
-            yield
-    finally:
-        _deadline.reset(token)
 
 
 class PreparedMessage:
@@ -92,7 +70,7 @@ class PreparedMessage:
         self.is_one_of_many = False
         self.error: BaseException | None = None
         #: When its sender gives up, by the monotonic clock.
-        self.deadline = _deadline.get()
+        self.deadline = current_deadline()
 
     @property
     def is_done(self) -> bool:
@@ -131,7 +109,7 @@ class SendBuffer:
             producer: Celery's, that the caller holds, to write them with at once and alone.
 
         Raises:
-            TimeoutError: Their deadline is over; see `sent_by`.
+            TimeoutError: Their deadline is over; see `waiting_until`.
             Exception: Why the first one that is not sent could not be.
         """
         own = list(messages)

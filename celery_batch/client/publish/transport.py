@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from struct import pack
 from time import monotonic
 from typing import Any
@@ -19,7 +18,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_batch.client.publish.amqp_message import AmqpMessage
 from celery_batch.client.publish.buffer import PreparedMessage, last_deadline
 from celery_batch.compat.amqp import expect_method
-from celery_batch.compat.redis import connecting_within, get_connection
+from celery_batch.compat.deadline import waiting_until
+from celery_batch.compat.redis import get_connection
 
 __all__ = ["Transport"]
 
@@ -74,10 +74,11 @@ class Transport:
         """
         for_amqp = [message for message in messages if isinstance(message, AmqpMessage)]
         if for_amqp:
-            self._write_as_celery_does(_push_amqp, for_amqp, producer)
+            with waiting_until(last_deadline(for_amqp)):
+                self._write_as_celery_does(_push_amqp, for_amqp, producer)
         if len(for_amqp) < len(messages):
             for_redis = [message for message in messages if not isinstance(message, AmqpMessage)]
-            with connecting_within(last_deadline(for_redis)):
+            with waiting_until(last_deadline(for_redis)):
                 self._write_redis(for_redis, producer)
 
     def _write_redis(self, messages: list[PreparedMessage], producer: Any) -> None:
@@ -102,40 +103,20 @@ class Transport:
     ) -> Any:
         """Push messages with a producer and Celery's retries; return the channel."""
         conf, deadline = self._app.conf, last_deadline(messages)
+
+        def on_error(error: Exception, _pause: float) -> None:
+            if monotonic() >= deadline:
+                raise error
+
         with self._app.producer_or_acquire(producer) as own:
             connection = own.connection
             if conf.task_publish_retry:
                 policy = dict(conf.task_publish_retry_policy)
                 connection.transport_options.update(policy)
-                push = connection.ensure(own, push, _until(deadline), **policy)
-            with (
-                _connect_timeout(connection, deadline),
-                connection._reraise_as_library_errors(),  # noqa: SLF001
-            ):
+                push = connection.ensure(own, push, on_error, **policy)
+            with connection._reraise_as_library_errors():  # noqa: SLF001
                 push(own, messages)
                 return own.channel
-
-
-def _until(deadline: float) -> Callable[[Exception, float], None]:
-    """Return what kombu calls before it tries again: it raises the error after the deadline."""
-
-    def on_error(error: Exception, _pause: float) -> None:
-        if monotonic() >= deadline:
-            raise error
-
-    return on_error
-
-
-@contextmanager
-def _connect_timeout(connection: Any, deadline: float) -> Iterator[None]:
-    """Let a kombu connection that is to be made take no longer than until a deadline."""
-    before = connection.connect_timeout
-    left = max(deadline - monotonic(), _SHORTEST_TIMEOUT)
-    connection.connect_timeout = min(before or math.inf, left) if left < math.inf else before
-    try:
-        yield
-    finally:
-        connection.connect_timeout = before
 
 
 def _push_redis(channel: Any, messages: list[PreparedMessage]) -> None:
@@ -222,46 +203,31 @@ def _push_amqp(producer: Any, messages: list[AmqpMessage]) -> None:
     """Write frames, and wait until the broker has read them where there are many."""
     left = [message for message in messages if not message.sent]
     timeout = max(min(_TIMEOUT, last_deadline(left) - monotonic()), _SHORTEST_TIMEOUT)
-    connection = _connected(producer, last_deadline(left))
+    channel = _declared_channel(producer, left, monotonic() + timeout)
+    connection = channel.connection
+    if connection is None:
+        raise RecoverableConnectionError("connection already closed")
     try:
-        with connection.transport.having_timeout(timeout):
-            channel = _declared_channel(producer, left)
-            _read_events(connection)
+        _read_events(connection)
         for written in _split(left):
             _write_frames(channel, written, timeout)
             if len(left) > 1 or left[0].is_one_of_many:
                 _await_receipt(channel, timeout)
             for message in written:
                 message.sent = True
-    except BaseException as error:
-        if isinstance(error, Exception) and not isinstance(error, TimeoutError):
-            raise
+    except TimeoutError as error:
         connection.collect()  # to close it in form would be to wait for the broker again
-        if not isinstance(error, TimeoutError):  # an interrupt, perhaps in the midst of a frame
-            raise
         text = f"the broker has taken nothing for {timeout:.2g} seconds"
         raise OperationalError(text) from error
 
 
-def _connected(producer: Any, deadline: float) -> Any:
-    """Return py-amqp's connection of a producer, made as Celery does if there is none."""
-    connection = producer.connection
-    known = connection.transport_options
-    names = ("max_retries", "interval_start", "interval_step", "interval_max")
-    policy = {name: known[name] for name in names if name in known}
-    connection.ensure_connection(_until(deadline), **policy)
-    return connection.connection
-
-
-def _declared_channel(producer: Any, messages: list[AmqpMessage]) -> Any:
+def _declared_channel(producer: Any, messages: list[AmqpMessage], deadline: float) -> Any:
     """Return the producer's channel, on which all that the messages need is declared."""
-    for template in {id(message.template): message.template for message in messages}.values():
-        for entity in template.declare:
-            producer.maybe_declare(entity)
-    channel = producer.channel
-    if channel.connection is None:
-        raise RecoverableConnectionError("connection already closed")
-    return channel
+    with waiting_until(deadline):
+        for template in {id(message.template): message.template for message in messages}.values():
+            for entity in template.declare:
+                producer.maybe_declare(entity)
+        return producer.channel
 
 
 def _write_frames(channel: Any, messages: list[AmqpMessage], timeout: float) -> None:

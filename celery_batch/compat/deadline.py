@@ -1,0 +1,154 @@
+"""
+A deadline for all that a thread or a coroutine waits for at a broker while it sends.
+
+Kombu makes connections, opens channels and declares queues in the midst of a call.  Py-amqp waits
+for each answer without a limit; redis-py for the first ones of a connection, unless it has a
+`socket_timeout`.  So their methods are replaced when there is a deadline for the first time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any
+
+from amqp.transport import SSLTransport, _AbstractTransport
+from redis.backoff import NoBackoff
+from redis.connection import AbstractConnection
+from redis.retry import Retry
+
+__all__ = ["current_deadline", "waiting_until"]
+
+logger = logging.getLogger(__name__)
+
+#: By the monotonic clock; of this thread or coroutine.
+_deadline: ContextVar[float] = ContextVar("celery_batch_deadline", default=math.inf)
+
+current_deadline = _deadline.get
+
+#: Seconds for each step when the deadline is over.
+_SHORTEST = 0.001
+
+
+@contextmanager
+def waiting_until(deadline: float) -> Iterator[None]:
+    """
+    Give up at a deadline on all that the broker is asked for meanwhile.
+
+    Calls on the fast path that the broker has not taken by then are given up, too: messages that
+    are written together at the last of their deadlines.
+
+    Args:
+        deadline: By the monotonic clock, in seconds; infinite for no limit.
+    """
+    if deadline < math.inf:
+        _limit_waits()
+    token = _deadline.set(deadline)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+def _limited(seconds: float | None) -> float | None:
+    """Return a time limit, at most what is left until the deadline; None is no limit."""
+    deadline = current_deadline()
+    if deadline == math.inf:
+        return seconds
+    left = max(deadline - time.monotonic(), _SHORTEST)
+    return left if seconds is None else min(seconds, left)
+
+
+@cache
+def _limit_waits() -> None:
+    """Have py-amqp and redis-py keep deadlines from now on."""
+    _replace(_AbstractTransport, "_connect", _connecting_amqp)
+    _replace(SSLTransport, "_setup_transport", _securing_amqp)
+    _replace(_AbstractTransport, "having_timeout", _reading_amqp)
+    _replace(_AbstractTransport, "write", _writing_amqp)
+    _replace(AbstractConnection, "connect", _connecting_redis)
+
+
+def _replace(kind: Any, name: str, limited: Callable[[Any], Any]) -> None:
+    method = getattr(kind, name, None)
+    if method is None:
+        text = "%s has no %s: a broker that hangs may keep senders beyond their deadlines"
+        logger.warning(text, kind.__qualname__, name)
+    else:
+        setattr(kind, name, limited(method))
+
+
+def _connecting_amqp(connect: Any) -> Any:
+    def connect_in_time(self: Any, host: Any, port: Any, timeout: float | None) -> None:
+        connect(self, host, port, _limited(timeout))
+
+    return connect_in_time
+
+
+def _securing_amqp(setup: Any) -> Any:
+    """Limit the handshake of TLS: by the socket, or from py-amqp 5.4 by `connect_timeout`."""
+
+    def setup_in_time(self: Any) -> None:
+        timeout = self.connect_timeout
+        if current_deadline() == math.inf:
+            setup(self)
+            return
+        self.connect_timeout = _limited(timeout)
+        self.sock.settimeout(self.connect_timeout)
+        try:
+            setup(self)
+        finally:
+            self.connect_timeout = timeout
+        self.sock.settimeout(None)
+
+    return setup_in_time
+
+
+def _reading_amqp(having_timeout: Any) -> Any:
+    def having_limited_timeout(self: Any, timeout: float | None) -> Any:
+        return having_timeout(self, _limited(timeout))
+
+    return having_limited_timeout
+
+
+def _writing_amqp(write: Any) -> Any:
+    def write_in_time(self: Any, data: bytes) -> None:
+        if current_deadline() == math.inf:
+            write(self, data)
+            return
+        with self.having_timeout(None):
+            write(self, data)
+
+    return write_in_time
+
+
+def _connecting_redis(connect: Any) -> Any:
+    """Connect once, as redis-py does, with what is left of the time for each step."""
+
+    def connect_in_time(self: Any) -> None:
+        left = _limited(None)
+        if left is None or getattr(self, "_sock", None) is not None:
+            connect(self)
+            return
+        retry, timeout, make_socket = self.retry, self.socket_connect_timeout, self._connect
+
+        def make_limited_socket() -> Any:
+            made = make_socket()
+            made.settimeout(_limited(self.socket_timeout))
+            return made
+
+        self.retry, self.socket_connect_timeout = Retry(NoBackoff(), 0), _limited(timeout)
+        self._connect = make_limited_socket
+        try:
+            connect(self)
+        finally:
+            self.retry, self.socket_connect_timeout = retry, timeout
+            del self._connect
+        self._sock.settimeout(self.socket_timeout)
+
+    return connect_in_time
