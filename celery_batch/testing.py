@@ -1,5 +1,5 @@
 """
-Test doubles: models that work, or fail on demand, and a clock.
+Test doubles: models that work, or fail on demand, a full queue, no worker, and a clock.
 
 The models are ordinary ones: use them directly, or make a task of
 them with `as_task`.  A worker constructs a model without arguments, so all
@@ -8,12 +8,15 @@ arguments have defaults; for other values, subclass and set them there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from celery_batch.client.backpressure import refused_calls
+from celery_batch.errors import ConfigurationError
 from celery_batch.runtime.model import Model
 
-__all__ = ["EchoModel", "HungryModel", "ManualClock", "PoisonModel"]
+__all__ = ["EchoModel", "HungryModel", "ManualClock", "PoisonModel", "full_queue", "no_worker"]
 
 
 class ManualClock:
@@ -105,3 +108,45 @@ class HungryModel(EchoModel):
         if len(batch) > self.limit:
             raise MemoryError(f"out of memory: {len(batch)} items, room for {self.limit}")
         return super().predict(batch)
+
+
+@contextmanager
+def full_queue(task: Any, retry_after: float = 1.0) -> Iterator[None]:
+    """
+    Have each call of a task raise `QueueFull`, as if ``max_queue`` items waited.
+
+    It needs no broker and holds for all threads; with ``task_always_eager``, too, but there
+    not for groups, which Celery runs in place.
+    Retries and calls that are made in a worker are sent, as with ``max_queue``.
+
+    Args:
+        task: The batch task.
+        retry_after: Of the error, in seconds.
+    """
+    with refused_calls(task, retry_after):
+        yield
+
+
+@contextmanager
+def no_worker(app: Any) -> Iterator[None]:
+    """
+    Have the calls of an app wait for a worker that never comes.
+
+    They are sent, also if the app has ``task_always_eager``, and discarded at the end.
+    Results time out, and no task is served.
+
+    Args:
+        app: The Celery app, with ``broker_url = "memory://"`` and no embedded worker.
+
+    Raises:
+        ConfigurationError: The app has another broker, which workers may read.
+    """
+    with app.connection_for_write() as connection:  # which is not opened
+        if connection.transport_cls != "memory":
+            raise ConfigurationError('no_worker: the app needs broker_url = "memory://"')
+    was_eager, app.conf.task_always_eager = app.conf.task_always_eager, False
+    try:
+        yield
+    finally:
+        app.conf.task_always_eager = was_eager
+        app.control.purge()

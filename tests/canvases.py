@@ -25,11 +25,28 @@ from itertools import pairwise
 from typing import Any
 
 from celery import Celery, Signature, chain, chord, group
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from tests.seeds import seed_for
 from tests.services.canvas import digest
 
-__all__ = ["Broke", "Evaluation", "Join", "Par", "Seq", "Step", "canvases", "sign", "steps"]
+__all__ = [
+    "Broke",
+    "Evaluation",
+    "Join",
+    "Par",
+    "Seq",
+    "Step",
+    "canvases",
+    "drawn",
+    "sign",
+    "steps",
+]
+
+
+#: Steps of a canvas; a few drawn ones are larger and only cost time.
+_LARGEST = 30
 
 
 @dataclass(frozen=True)
@@ -354,3 +371,29 @@ def canvases(depth: int = 3) -> st.SearchStrategy[tuple[Any, int | None]]:
     """
     fault = st.one_of(st.none(), st.none(), st.none(), st.integers(0, 30))
     return st.tuples(shapes(depth).filter(_can_be_expected), fault)
+
+
+def drawn(number: int) -> list[tuple[Any, int | None]]:
+    """
+    Draw canvases by the seed of this run.
+
+    Args:
+        number: How many.
+    """
+    found: list[tuple[Any, int | None]] = []
+
+    @settings(
+        max_examples=2 * number,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(canvases())
+    def draw(canvas):
+        if canvas not in found and sum(1 for _ in steps(canvas[0])) <= _LARGEST:
+            found.append(canvas)
+
+    seed(seed_for("canvases"))(draw)()
+    assert len(found) >= number
+    return found[:number]

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
 import pytest
 from celery import Celery, _state
 
-from celery_batch import Model
+from celery_batch import BatchTask, DeadlineExceeded, Model, QueueFull, apredict, predict
+from celery_batch.errors import ConfigurationError
 from celery_batch.runtime import registry
-from celery_batch.testing import EchoModel, HungryModel, ManualClock, PoisonModel
+from celery_batch.testing import (
+    EchoModel,
+    HungryModel,
+    ManualClock,
+    PoisonModel,
+    full_queue,
+    no_worker,
+)
 
 
 @pytest.fixture
@@ -106,3 +115,57 @@ def test_doubles_of_your_own_set_their_arguments(app: Celery):
     assert "poison" == task("poison")
     with pytest.raises(ValueError, match="cannot digest ''"):
         task("")
+
+
+@pytest.fixture
+def double(app: Celery) -> Any:
+    """A batch task without a worker."""
+    app.conf.update(broker_url="memory://", result_backend="cache+memory://")
+
+    @app.task(base=BatchTask, name="shop.double")
+    def double(x):
+        return [2 * each for each in x]
+
+    return double
+
+
+_CALLS = {
+    "delay": lambda task: task.delay(1),
+    "delay_many": lambda task: task.delay_many([1, 2]),
+    "delay_rows": lambda task: task.delay_rows([1, 2]),
+    "adelay": lambda task: asyncio.run(task.adelay(1)),
+    "predict": lambda task: predict(task, [1, 2], timeout=1),
+    "apredict": lambda task: asyncio.run(apredict(task, [1, 2], timeout=1)),
+}
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("call", _CALLS)
+def test_full_queue_refuses_every_call(app: Celery, double: Any, call: str, eager: bool):  # noqa: FBT001
+    """However it is called, and wherever it would run; afterwards calls are sent again."""
+    app.conf.task_always_eager = eager
+    with full_queue(double, retry_after=3.0), pytest.raises(QueueFull) as refused:
+        _CALLS[call](double)
+
+    assert 3.0 == refused.value.retry_after
+    assert double.delay(1).id
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_no_worker_answers_nobody(app: Celery, double: Any, eager: bool):  # noqa: FBT001
+    """Calls wait until their deadline, and nothing is left of them."""
+    app.conf.task_always_eager = eager
+    with no_worker(app):
+        with pytest.raises(DeadlineExceeded):
+            predict(double, [1, 2], timeout=0.1)
+        assert not double.is_served()
+
+    assert 0 == app.control.purge()
+    assert eager == app.conf.task_always_eager
+
+
+def test_no_worker_wants_a_broker_of_its_own(app: Celery):
+    """Calls are never sent where a real worker may read them."""
+    app.conf.broker_url = "redis://localhost"
+    with pytest.raises(ConfigurationError, match="memory://"), no_worker(app):
+        pass

@@ -20,7 +20,14 @@ from celery_batch.client.queue_depth import Depth, DepthPoller
 from celery_batch.errors import BatchError, QueueFull
 from celery_batch.protocol import ROWS
 
-__all__ = ["Admission", "BrokerUnreachable", "QueueLimiter", "already_admitted", "items_of"]
+__all__ = [
+    "Admission",
+    "BrokerUnreachable",
+    "QueueLimiter",
+    "already_admitted",
+    "items_of",
+    "refused_calls",
+]
 
 #: Options that say where a message goes.
 _DESTINATION = ("queue", "exchange", "routing_key")
@@ -33,6 +40,10 @@ _COSTS, _UNKNOWN_COST, _LOWEST_COST = 100, (1.0, 0), 1e-9
 
 #: Names of the tasks whose calls have been admitted already, all together.
 _admitted: ContextVar[frozenset[str]] = ContextVar("celery_batch_admitted", default=frozenset())
+
+
+#: Seconds after which to try again, by the names of tasks whose calls tests have refused.
+_refused: dict[str, float] = {}
 
 
 class BrokerUnreachable(BatchError, OperationalError):
@@ -103,6 +114,8 @@ class QueueLimiter:
 
     def limit(self, task: Any) -> int | None:
         """Return how many items may wait for a task; None for any number."""
+        if task.name in _refused:
+            return 0
         own: int | None = task.max_queue
         most = self._settings.max_queue if own is None else own
         if task.max_queue_cost is None:
@@ -157,6 +170,8 @@ class QueueLimiter:
             QueueFull: There is no room for all of them.
             BrokerUnreachable: There may be none, and the broker does not answer.
         """
+        if task.name in _refused and not self._is_in_worker(options):
+            raise QueueFull(f"{task.name}: the queue is full", retry_after=_refused[task.name])
         limited = self._limited_queue(task, options)
         if limited is None:
             return _UNCOUNTED
@@ -251,13 +266,17 @@ class QueueLimiter:
 
     def is_exempt(self) -> bool:
         """Return whether no call made here is refused."""
+        return self._is_in_worker({}) or self._settings.is_eager
+
+    def _is_in_worker(self, options: Mapping[str, Any]) -> bool:
+        """Return whether a call is part of one that was admitted."""
         is_worker = self._app.current_worker_task or task_join_will_block()
-        return bool(is_worker or self._settings.is_eager)
+        return bool(options.get("retries") or is_worker)
 
     def _limited_queue(self, task: Any, options: Mapping[str, Any]) -> tuple[str, int] | None:
         """Return a call's queue and how many items may wait there; None if it is not limited."""
         limit = self.limit(task)
-        if limit is None or task.name in _admitted.get():
+        if limit is None or task.name in _refused or task.name in _admitted.get():
             return None
         if options.get("retries") or self.is_exempt():
             return None
@@ -302,6 +321,18 @@ def already_admitted(names: Iterable[str]) -> Iterator[None]:
         yield
     finally:
         _admitted.reset(token)
+
+
+@contextmanager
+def refused_calls(task: Any, retry_after: float) -> Iterator[None]:
+    """Refuse all calls of a task in this process that are made meanwhile."""
+    before = dict(_refused)
+    _refused[task.name] = retry_after
+    try:
+        yield
+    finally:
+        _refused.clear()
+        _refused.update(before)
 
 
 def items_of(options: Mapping[str, Any]) -> int:

@@ -49,6 +49,7 @@ __all__ = [
     "is_waiting",
     "original_run",
     "reconnect_soon",
+    "release_starter",
     "result_reprs",
 ]
 
@@ -134,6 +135,13 @@ def _saferepr(value: Any, *args: Any, **options: Any) -> str | None:
 
 if getattr(trace, "saferepr", None) is saferepr:  # else every result gets its repr
     trace.saferepr = _saferepr
+
+
+def release_starter(worker: Any) -> None:
+    """Have `celery.contrib.testing` wait no longer for the start of a worker that cannot start."""
+    started = getattr(worker, "_on_started", None)
+    if isinstance(started, threading.Event):
+        started.set()
 
 
 def encode_results_with(backend: Any, encode: Callable[[Any], str]) -> None:

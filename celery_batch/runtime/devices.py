@@ -78,8 +78,10 @@ def pin(index: int, devices: Sequence[str] | None = None) -> str:
         )
     if not name.startswith("cuda:"):
         return name
-    _require_uninitialised_cuda()
-    os.environ[VISIBLE] = visible_entry(name)
+    entry = visible_entry(name)
+    if entry != os.environ.get(VISIBLE):  # else an earlier worker of this process was pinned to it
+        _require_uninitialised_cuda()
+        os.environ[VISIBLE] = entry
     return "cuda:0"
 
 

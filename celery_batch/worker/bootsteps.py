@@ -19,7 +19,7 @@ import celery_batch.worker.control.commands  # noqa: F401 (adds the remote contr
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.compat import gc
 from celery_batch.compat.billiard import PoolPipe, read_before_flush
-from celery_batch.compat.celery import defer_signals, reconnect_soon
+from celery_batch.compat.celery import defer_signals, reconnect_soon, release_starter
 from celery_batch.compat.fast_paths import FastPaths, PathState, states_in_words
 from celery_batch.config import LARGEST_BATCH, Settings, milliseconds_warnings, policy_of
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed
@@ -124,6 +124,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
             else:
                 registry.prepare_later(partial(load_models, worker.app, ()))
         except BatchError as error:
+            release_starter(worker)
             self._fail(error)
         gc.freeze_existing()
         if self._warm_up is not None:

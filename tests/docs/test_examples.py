@@ -29,6 +29,7 @@ DOCUMENTS = [
 README = ROOT / "README.md"
 OPTIONS = ROOT / "docs" / "options.md"
 WEB = ROOT / "docs" / "web.md"
+TESTING = ROOT / "docs" / "testing.md"
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
@@ -183,6 +184,22 @@ def test_readme_example_answers(broker: str, tmp_path: Path):
 
     assert "" == ran.stderr
     assert ["42", "1", "999000", "[2, 4, 6]", "42"] == promised == ran.stdout.splitlines()
+
+
+def test_documented_tests_pass(tmp_path: Path):
+    """The tests that the page on testing shows pass, in a folder of their own."""
+    write_files(TESTING, tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+    assert "7 passed" in ran.stdout, ran.stdout + ran.stderr
 
 
 def test_documented_views_answer(broker: str, tmp_path: Path, in_python):

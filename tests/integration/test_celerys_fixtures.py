@@ -90,3 +90,44 @@ def test_a_task_that_is_made_in_the_test(
 
     assert 0 == done.returncode, done.stdout + done.stderr
     assert "2 passed" in done.stdout
+
+
+#: A model whose weights are missing.
+FAILING = """
+from celery.contrib.testing.worker import start_worker
+
+from celery_batch import Model
+
+pytest_plugins = ("celery.contrib.pytest",)
+
+
+class Missing(Model):
+    def load(self, device):
+        raise OSError("no weights")
+
+    def predict(self, batch):
+        return batch
+
+
+def test_it(celery_app, caplog):
+    Missing.as_task(celery_app, name="their.missing")
+    with start_worker(celery_app, perform_ping_check=False):
+        pass
+    assert "no weights" in caplog.text
+"""
+
+
+def test_a_worker_that_cannot_start(tmp_path: Path):
+    """A test whose worker cannot start goes on, with the reason in its log."""
+    (tmp_path / "test_theirs.py").write_text(FAILING)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_theirs.py"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert "1 passed" in done.stdout, done.stdout + done.stderr

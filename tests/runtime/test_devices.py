@@ -181,6 +181,15 @@ def test_pinning_after_cuda_woke_is_refused(monkeypatch: pytest.MonkeyPatch):
     assert "cpu" == devices.pin(0, ["cpu"])
 
 
+def test_second_worker_of_a_process_is_pinned_as_the_first(monkeypatch: pytest.MonkeyPatch):
+    """Its GPU is the one that the process sees; another one would come too late."""
+    assert "cuda:0" == devices.pin(0, ["cuda:1"])
+    wake_cuda(monkeypatch, awake=True)
+
+    assert "cuda:0" == devices.pin(0, ["cuda:0"])
+    assert "1" == os.environ[VISIBLE]
+
+
 def test_importing_torch_too_early_does_no_harm_by_itself(monkeypatch: pytest.MonkeyPatch):
     """What counts is whether CUDA is awake."""
     wake_cuda(monkeypatch, awake=False)

@@ -14,17 +14,12 @@ from typing import Any
 
 import pytest
 from celery.result import ResultBase
-from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from celery_batch.processes.managed_process import wait_until
-from tests.canvases import Broke, Evaluation, canvases, labelled, sign, steps
-from tests.seeds import seed_for
+from tests.canvases import Broke, Evaluation, drawn, labelled, sign
 from tests.services.stage import Stage
 
 _WANTED = os.environ.get("CANVAS_TORTURE")
-
-#: Steps of a canvas; a few drawn ones are larger and only cost time.
-_LARGEST = 30
 
 
 @dataclass
@@ -48,33 +43,13 @@ class Sent:
         return "" if right else f"{self.shape}\n  wanted {self.wanted}\n  got {got!r}"
 
 
-def _drawn(number: int) -> list[tuple[Any, int | None]]:
-    found: list[tuple[Any, int | None]] = []
-
-    @settings(
-        max_examples=2 * number,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(canvases())
-    def draw(canvas):
-        if canvas not in found and sum(1 for _ in steps(canvas[0])) <= _LARGEST:
-            found.append(canvas)
-
-    seed(seed_for("canvases"))(draw)()
-    assert len(found) >= number
-    return found[:number]
-
-
 def _torture(stage: Stage, number: int, *, batches: bool) -> None:
     """Send many canvases at once; compare results, runs, callbacks and errbacks."""
     app = stage.client()
     stage.redis.delete("stage:ran", "stage:noted", "stage:mourned")
     evaluation = Evaluation()
     sent = []
-    for index, (shape, fault) in enumerate(_drawn(number)):
+    for index, (shape, fault) in enumerate(drawn(number)):
         canvas = labelled(shape, f"c{index}", fault)
         wanted = evaluation.whole(canvas)
         result = sign(canvas, app, batches=batches).apply_async()
