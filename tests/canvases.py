@@ -29,7 +29,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.seeds import seed_for
-from tests.services.canvas import digest
+from tests.services.digests import digest
 
 __all__ = [
     "Broke",
@@ -43,10 +43,6 @@ __all__ = [
     "sign",
     "steps",
 ]
-
-
-#: Steps of a canvas; a few drawn ones are larger and only cost time.
-_LARGEST = 30
 
 
 @dataclass(frozen=True)
@@ -373,12 +369,17 @@ def canvases(depth: int = 3) -> st.SearchStrategy[tuple[Any, int | None]]:
     return st.tuples(shapes(depth).filter(_can_be_expected), fault)
 
 
-def drawn(number: int) -> list[tuple[Any, int | None]]:
+def drawn(
+    number: int, name: str = "canvases", *, depth: int = 3, largest: int = 30
+) -> list[tuple[Any, int | None]]:
     """
     Draw canvases by the seed of this run.
 
     Args:
         number: How many.
+        name: Others are drawn for each name.
+        depth: How many chains, groups and chords may lie in one another.
+        largest: Most steps of a canvas; a few drawn ones are larger and only cost time.
     """
     found: list[tuple[Any, int | None]] = []
 
@@ -389,11 +390,11 @@ def drawn(number: int) -> list[tuple[Any, int | None]]:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(canvases())
+    @given(canvases(depth))
     def draw(canvas):
-        if canvas not in found and sum(1 for _ in steps(canvas[0])) <= _LARGEST:
+        if canvas not in found and sum(1 for _ in steps(canvas[0])) <= largest:
             found.append(canvas)
 
-    seed(seed_for("canvases"))(draw)()
+    seed(seed_for(name))(draw)()
     assert len(found) >= number
     return found[:number]

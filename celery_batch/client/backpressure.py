@@ -170,8 +170,6 @@ class QueueLimiter:
             QueueFull: There is no room for all of them.
             BrokerUnreachable: There may be none, and the broker does not answer.
         """
-        if task.name in _refused and not self._is_in_worker(options):
-            raise QueueFull(f"{task.name}: the queue is full", retry_after=_refused[task.name])
         limited = self._limited_queue(task, options)
         if limited is None:
             return _UNCOUNTED
@@ -275,8 +273,10 @@ class QueueLimiter:
 
     def _limited_queue(self, task: Any, options: Mapping[str, Any]) -> tuple[str, int] | None:
         """Return a call's queue and how many items may wait there; None if it is not limited."""
+        if task.name in _refused and not self._is_in_worker(options):
+            raise QueueFull(f"{task.name}: the queue is full", retry_after=_refused[task.name])
         limit = self.limit(task)
-        if limit is None or task.name in _refused or task.name in _admitted.get():
+        if limit is None or task.name in _admitted.get():
             return None
         if options.get("retries") or self.is_exempt():
             return None

@@ -7,23 +7,12 @@ doubled or swapped on the way shows in the end.
 
 from __future__ import annotations
 
-import json
-from hashlib import sha256
-
 from celery_batch import BatchTask
+from tests.services.digests import Broken, digest
 from tests.services.props import remember, stage_app
 
 app = stage_app("canvas")
 BATCH = {"base": BatchTask, "max_batch_size": 8, "max_wait": 0.02}
-
-
-def digest(x, tag):
-    """Return a number that any change of the input or the tag would change."""
-    return int(sha256(json.dumps([x, tag]).encode()).hexdigest()[:12], 16)
-
-
-class Broken(Exception):
-    """The item that was to fail."""
 
 
 @app.task(name="canvas.plain")
