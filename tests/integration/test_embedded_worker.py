@@ -43,4 +43,4 @@ def test_suite_of_a_user(transport: str, pool: str, request: pytest.FixtureReque
     )
 
     assert 0 == done.returncode, done.stdout + done.stderr
-    assert "11 passed" in done.stdout
+    assert "12 passed" in done.stdout

@@ -177,6 +177,9 @@ class BulkFetch:
         #: Delivery tags that the script has recorded, until kombu records them, too.
         self._recorded: set[str] = set()
         self._wakeup = QueueWakeup(channel, hub, self._wake, self._fetch_singly)
+        # The loop also sees then that the worker is to end; before kombu 5.7 only BRPOP's reply,
+        # each second, has an idle loop look.
+        self._timer = hub.call_repeatedly(_FETCH_EVERY, noop)
         self._record = _Record(lease)
         self._sha = lease.client.script_load(script("fetch"))
         self._start_one, self._read_one = channel._brpop_start, channel._brpop_read  # noqa: SLF001
@@ -189,6 +192,7 @@ class BulkFetch:
     def close(self) -> None:
         """Fetch no more; a reply that is on its way can still be read."""
         self._is_closed = True
+        self._timer.cancel()
         self._wakeup.close()
 
     def _wake(self) -> None:

@@ -196,6 +196,14 @@ def test_a_worker_that_cannot_start(celery_app):
         pass
 
 
+def test_a_worker_that_ends_soon(celery_app):
+    """A worker without work sees within seconds that it is to end."""
+    with start_worker(celery_app, pool=os.environ["THEIR_POOL"]):
+        assert 2 == celery_app.tasks["their.add"].delay(1).get(timeout=SOON)
+        ends_at = time.monotonic()
+    assert time.monotonic() - ends_at < SOON / 3
+
+
 @pytest.mark.celery(task_always_eager=True)
 @pytest.mark.usefixtures("depends_on_current_app")
 def test_eager():
