@@ -14,7 +14,7 @@ from tests.services.shop import ROOT
 SUITE = ROOT / "tests" / "services" / "embedded" / "suite.py"
 
 #: Random canvases of each of the four runs.
-CANVASES = 50
+CANVASES = 15
 
 
 @pytest.mark.parametrize("pool", ["solo", "threads"])
@@ -23,7 +23,7 @@ def test_suite_of_a_user(transport: str, pool: str, request: pytest.FixtureReque
     """Every test passes, none hangs, and the process ends by itself."""
     url = request.getfixturevalue("broker") if transport == "redis" else ""
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    number = CANVASES * (10 if "THOROUGH" in os.environ else 1)
+    number = CANVASES * (13 if "THOROUGH" in os.environ else 1)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
     options = ["-c", str(tmp_path / "pytest.ini"), "--confcutdir", str(SUITE.parent)]
     theirs = {
@@ -39,7 +39,7 @@ def test_suite_of_a_user(transport: str, pool: str, request: pytest.FixtureReque
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=1000 if "THOROUGH" in os.environ else 110,
     )
 
     assert 0 == done.returncode, done.stdout + done.stderr
