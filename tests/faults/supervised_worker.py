@@ -14,7 +14,6 @@ from celery_batch.processes.managed_process import ManagedProcess, wait_until
 
 __all__ = ["SupervisedWorker"]
 
-_CELERY = str(Path(sys.executable).with_name("celery"))
 #: Without the second that a worker spends looking for neighbours when it starts.
 _OPTIONS = ("-l", "INFO", "--without-mingle")
 
@@ -28,10 +27,20 @@ class SupervisedWorker:
         folder: For its logs, one for each start.
         env: Its environment.
         processes: How many pool processes; with one, batches overlap in it.
+        python: The interpreter of its environment.
     """
 
-    def __init__(self, name: str, folder: Path, env: Mapping[str, str], processes: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        env: Mapping[str, str],
+        processes: int,
+        *,
+        python: str = sys.executable,
+    ) -> None:
         self.name = name
+        self._command = (python, "-m", "celery", "-A", "tests.faults.tasks", "worker")
         self._options = ("-n", f"{name}@here", "-c", str(processes), *_OPTIONS)
         self._folder = folder
         self._env = env
@@ -43,7 +52,7 @@ class SupervisedWorker:
         self.stop()
         self._starts += 1
         self.child = ManagedProcess(
-            [_CELERY, "-A", "tests.faults.tasks", "worker", *self._options],
+            [*self._command, *self._options],
             self._folder / f"{self.name}-{self._starts}.log",
             env=self._env,
         )
