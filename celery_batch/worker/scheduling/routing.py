@@ -42,6 +42,9 @@ def queue_of(app: Any, task: Any) -> str:
         task: The task.
     """
     options = {"queue": task.queue} if getattr(task, "queue", None) else {}
-    route = app.amqp.router.route(options, task.name)
+    # A router adds the queues that it does not know: before Celery 5.7 a worker without -Q
+    # would consume them, too.
+    queues = app.amqp.Queues({**app.amqp.queues})
+    route = app.amqp.Router(queues=queues).route(options, task.name)
     queue = route.get("queue", app.conf.task_default_queue)
     return str(getattr(queue, "name", queue))
