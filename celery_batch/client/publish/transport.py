@@ -203,7 +203,7 @@ def _push_amqp(producer: Any, messages: list[AmqpMessage]) -> None:
     """Write frames, and wait until the broker has read them where there are many."""
     left = [message for message in messages if not message.sent]
     timeout = max(min(_TIMEOUT, last_deadline(left) - monotonic()), _SHORTEST_TIMEOUT)
-    channel = _declared_channel(producer, left, monotonic() + timeout)
+    channel = _declared_channel(producer, left)
     connection = channel.connection
     if connection is None:
         raise RecoverableConnectionError("connection already closed")
@@ -221,13 +221,12 @@ def _push_amqp(producer: Any, messages: list[AmqpMessage]) -> None:
         raise OperationalError(text) from error
 
 
-def _declared_channel(producer: Any, messages: list[AmqpMessage], deadline: float) -> Any:
+def _declared_channel(producer: Any, messages: list[AmqpMessage]) -> Any:
     """Return the producer's channel, on which all that the messages need is declared."""
-    with waiting_until(deadline):
-        for template in {id(message.template): message.template for message in messages}.values():
-            for entity in template.declare:
-                producer.maybe_declare(entity)
-        return producer.channel
+    for template in {id(message.template): message.template for message in messages}.values():
+        for entity in template.declare:
+            producer.maybe_declare(entity)
+    return producer.channel
 
 
 def _write_frames(channel: Any, messages: list[AmqpMessage], timeout: float) -> None:
