@@ -90,7 +90,7 @@ class _Reaper:
 
     def poll(self) -> int | None:
         """Return its exit code once it has ended."""
-        self._listen(0, lines=2)
+        self._listen(0, lines=3)  # to its end, which comes after the exit code
         if not self._ended:
             return None
         _, *code = self._words.split()

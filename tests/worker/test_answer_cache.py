@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from threading import Timer
 from typing import Any
 
 import psutil
@@ -209,6 +210,20 @@ def test_a_closed_connection_is_made_again(backend: Any):
     assert {ONE: "kept"} == cache.look_up([ONE]).answers
 
 
+def test_the_url_says_how_long_to_wait(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch):
+    """A reply that would be late without it is in time."""
+    wait(monkeypatch, 0.05)
+    with Celery("patient", backend="cache+memory://") as app:
+        app.conf.batch_cache_url = f"{own_redis.url}&socket_timeout=10"
+        cache = cache_of(cache_backend(app, "patient.task"), "patient.task")
+        remember(cache, (ONE, "kept"))
+        (process,) = psutil.Process(own_redis.child.pid).children()
+        process.suspend()
+        Timer(0.5, process.resume).start()
+
+        assert {ONE: "kept"} == cache.look_up([ONE]).answers
+
+
 def test_keys_have_the_apps_prefix(own_redis: RedisServer):
     """As its results do, so that one user of Redis may have both."""
     with Celery("prefixed", backend=own_redis.url) as app:
@@ -238,6 +253,7 @@ def test_the_cache_may_have_a_redis_of_its_own(own_redis: RedisServer):
         ({"result_backend": "cache+memory://"}, "and the result backend is memory"),
         ({"batch_cache_url": "cache+memory://"}, "and batch_cache_url is memory"),
         ({"batch_cache_url": "nonsense://"}, "batch_cache_url: "),
+        ({"batch_cache_url": "redis://h?socket_timeout=soon"}, "batch_cache_url: could not"),
     ],
 )
 def test_a_cache_needs_a_redis(conf: dict[str, Any], problem: str):

