@@ -86,9 +86,9 @@ def test_seeds_tables_are_made_again(tmp_path):
 
 @pytest.mark.thorough("the programs of bench/ at a small size")
 @pytest.mark.timeout(400)
-def test_gpu_script_runs_where_packages_lie_in_a_folder(tmp_path):
+def test_gpu_benchmark_runs_where_packages_lie_in_a_folder(tmp_path):
     """
-    On a machine without a package index, the gathered wheels are all that the script needs.
+    On a machine without a package index, the gathered wheels are all that the benchmark needs.
 
     Only PyTorch is there already.  Packages in a folder on PYTHONPATH bring no programs.
     """
@@ -100,18 +100,18 @@ def test_gpu_script_runs_where_packages_lie_in_a_folder(tmp_path):
     _run("-m", "pip", "install", *index_less, *map(str, wheels.glob("*.whl")))
     venv.create(tmp_path / "bare")
     written = tmp_path / "gpu.json"
-    options = ("--models", "encoder", "--seconds", "0.1", "--json", str(written))
+    options = ("sizes", "--seconds", "0.1", "--json", str(written))
     folders = [str(site), str(Path(torch.__file__).parents[1])]
 
     shown = _run(
-        *("bench/gpu.py", *options),
+        *("-m", "bench.gpu", *options),
         python=tmp_path / "bare" / "bin" / "python",
         BENCH_GPU_SIZES="4",
         CUDA_VISIBLE_DEVICES="",
-        PYTHONPATH=os.pathsep.join(folders),
+        PYTHONPATH=os.pathsep.join([str(_ROOT), *folders]),
     )
 
     assert "| encoder | 4 |" in shown
-    (row,) = json.loads(written.read_text())["rows"]
+    row, _ = json.loads(written.read_text())["sizes"]
     assert row["items"] >= 16
     assert 1.0 >= row["tasks"]["busy"] > 0.0
