@@ -39,6 +39,29 @@ def test_the_fullest_task_sets_the_limit(worker: Worker):
     assert not worker.scheduler.fetch_limits.has_capacity()
 
 
+def test_a_worker_has_capacity_while_each_task_has(worker: Worker, pool: Pool):
+    """Batches in the pool count, and so do requests that are set aside."""
+    limits = worker.scheduler.fetch_limits
+    worker.send("pairs", *"abcd")  # all in the pool
+    worker.send("trios", "x")
+
+    assert limits.has_capacity()
+
+    worker.send("pairs", *"ef")
+
+    assert not limits.has_capacity()
+
+    pool.finish(0)
+
+    assert limits.has_capacity()
+
+    pairs = worker.scheduler.task_queue(worker.app.tasks["pairs"])
+    pairs.pause("somebody")
+    worker.send("pairs", *"gh")
+
+    assert not limits.has_capacity()
+
+
 def test_a_queue_of_which_nothing_is_known_is_read(worker: Worker):
     """The first messages show what it brings: no more of them than some task could use."""
     worker.send("pairs", *"abcdef")

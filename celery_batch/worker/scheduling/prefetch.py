@@ -182,7 +182,15 @@ class FetchLimits:
 
     def has_capacity(self) -> bool:
         """Return whether each task can use another message, of whatever urgency."""
-        return any(self.left(self._task_queues, [LEAST_URGENT]))
+        # Kombu asks twice for each message that it reads.  A task without work always can.
+        batches, jobs = self._slots.capacity + self._slots.processes, list(self._slots.jobs)
+        for each in list(self._task_queues.values()):
+            running = [job for job in jobs if job.task is each.task]
+            if each.is_idle and not running:
+                continue
+            if not each.capacity_left(batches, running, LEAST_URGENT):
+                return False
+        return True
 
     def left(
         self, tasks: Collection[str] | None, urgencies: Sequence[int], ahead: int = 0

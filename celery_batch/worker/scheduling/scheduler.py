@@ -119,13 +119,11 @@ class Scheduler:
         self.running_messages.drop_taken_over()
         while self.is_open and not state.should_terminate:
             self._fail_past_deadline()
-            delays = [task_queue.next_deadline for task_queue in self._task_queues.values()]
-            task_queues = self._priority.order(self._task_queues.values())
-            is_contested = any(task_queue.is_full for task_queue in task_queues)
+            waiting = self._with_requests()
+            delays = [task_queue.next_deadline for task_queue in waiting]
+            is_contested = any(task_queue.is_full for task_queue in waiting)
             ready_in = self._seconds_until_ready()
-            for task_queue in task_queues:
-                if task_queue.is_empty:
-                    continue
+            for task_queue in self._priority.order(waiting):
                 formed = self._form_batch(task_queue, ready_in, is_contested=is_contested)
                 if isinstance(formed, BatchJob):
                     # Outside the lock: the solo pool runs the whole batch in this call.
@@ -149,10 +147,13 @@ class Scheduler:
         return is_shared(self._task_queues.values(), time.monotonic())
 
     def _fail_past_deadline(self) -> None:
-        for task_queue in self._task_queues.values():
+        for task_queue in self._with_requests():
             for request in task_queue.expire():
                 self.recorder.failed_waiting(request)
                 self._completion.notify(deadline_passed(request))
+
+    def _with_requests(self) -> list[TaskQueue]:
+        return [each for each in self._task_queues.values() if not each.is_empty]
 
     def _seconds_until_ready(self) -> float:
         """Return in how many seconds a batch is to be made ready behind a running one."""
