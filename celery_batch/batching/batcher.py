@@ -13,7 +13,8 @@ Rule 6: a request that may kill its process runs first and alone, so that others
         until that is known.
 Rule 7: a slot waits for further requests only where these are likely. After a batch of one it
         does not linger, unless the policy says for how long: if more requests follow, they
-        form the next batch while the first one runs.
+        form the next batch while the first one runs. Where they could not be seen meanwhile, it
+        lingers (`Batcher.expect_more`).
 """
 
 from __future__ import annotations
@@ -217,6 +218,10 @@ class Batcher(Generic[T]):
         are_few = 2 * waiting.rows < rows and waiting.urgency == urgency
         if are_few and (waiting.oldest or 0.0) >= self._wait_from:
             self._wait_from = now
+
+    def expect_more(self, key: Hashable = None) -> None:  # noqa: ARG002 (KeyedBatcher's)
+        """Linger after a batch of one, too: others may have come that could not be seen."""
+        self.had_several = True
 
     def next(
         self, now: float, *, full_only: bool = False, earns_share: bool = True

@@ -371,6 +371,15 @@ class KeyedBatcher(Generic[T]):
             self._take_out(found)
             self._place(found)
 
+    def expect_more(self, key: Hashable = None) -> None:
+        """Linger after a batch of one of this key, too, as `Batcher`."""
+        self._had_several = True
+        found = self._keys.get(key)
+        if found is not None:
+            found.batcher.expect_more()
+        elif key in self._idle:
+            self._idle[key] = (self._idle[key][0], True)
+
     def next(
         self, now: float, *, full_only: bool = False, earns_share: bool = True
     ) -> Batch[T] | Wait | Done:

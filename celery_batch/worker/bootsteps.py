@@ -207,6 +207,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         prefetch.override_disabled_prefetch(consumer, self.scheduler.policy)
         self.validator.open()
         self.bulk.open()
+        self.scheduler.reads_singly = not self.bulk.reads
         if not self.bulk.reads:
             prefetch.limit_to_capacity(consumer, self.scheduler.fetch_limits)
         self._log_fast_paths(consumer)

@@ -82,6 +82,19 @@ def test_single_request_after_a_batch_of_one_leaves_at_once():
     assert isinstance(batcher.next(now=3.0), Wait)
 
 
+def test_a_slot_that_is_told_to_expect_more_lingers_after_a_batch_of_one():
+    """Others may have come while it could not see them."""
+    batcher = Batcher(BatchPolicy(max_batch_size=3, max_wait=1.0))
+    add(batcher, "a", at=0.0)
+    assert ("a", Reason.IDLE) == what_left(batcher.next(now=0.5))
+    batcher.expect_more()
+    add(batcher, "b", at=1.0)
+    assert isinstance(batcher.next(now=1.0), Wait)
+
+    add(batcher, "cd", at=1.001)
+    assert ("bcd", Reason.FULL) == what_left(batcher.next(now=1.001))
+
+
 def test_explicit_linger_holds_for_single_requests(batcher: Batcher[str]):
     """A linger that was set holds after a batch of one, too."""
     add(batcher, "a", at=0.0)

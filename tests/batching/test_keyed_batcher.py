@@ -117,6 +117,30 @@ def test_a_key_of_single_requests_does_not_linger():
     assert Wait(pytest.approx(0.002)) == queue.next(3.0)
 
 
+@pytest.mark.parametrize("waiting", ["", "a"])
+def test_a_key_that_is_told_to_expect_more_lingers(waiting: str):
+    """After a batch of one of its key, whether others of the key wait already or not."""
+    queue = batcher(linger=None)
+    add(queue, "a", 0.0)
+    assert "a" == taken(queue, 1.0)
+    add(queue, waiting, 2.0)
+    queue.expect_more("a")
+    add(queue, "a" if not waiting else "", 2.0)
+
+    assert Wait(pytest.approx(0.002)) == queue.next(2.0)
+
+
+def test_a_new_key_lingers_after_a_batch_of_one_of_another():
+    """More requests were to be expected, of whatever key."""
+    queue = batcher(linger=None)
+    add(queue, "a", 0.0)
+    assert "a" == taken(queue, 1.0)
+    queue.expect_more()
+    add(queue, "b", 2.0)
+
+    assert Wait(pytest.approx(0.002)) == queue.next(2.0)
+
+
 def test_behind_a_running_batch_a_key_is_served_once_it_has_enough_work():
     """A long row that makes its batch full by padding waits there for those that pad less."""
     policy = BatchPolicy(8, 10.0, max_batch_cost=100, padded=True)

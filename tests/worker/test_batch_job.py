@@ -6,11 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from celery import Celery
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
+from celery_batch import BatchTask
+from celery_batch.testing import ManualClock
 from celery_batch.worker.dispatch.follow_up import BatchEnd
 from celery_batch.worker.executor.executor import run_batch
+from tests.worker.conftest import same
 from tests.worker.doubles import Call, Pool, Worker
 
 
@@ -131,6 +135,37 @@ def test_solo_pool_runs_within_the_call(start: Callable[..., Worker]):
 
     assert ["a", "b", "c", "d"] == worker.ids("settled")
     assert 0 == worker.in_flight
+
+
+@pytest.mark.parametrize(
+    ("reads_singly", "batches"), [(True, [1, 3, 3]), (False, [1, 1, 1, 1, 1, 1, 1])]
+)
+def test_a_burst_forms_batches_between_which_nothing_is_read(
+    app: Celery,
+    start: Callable[..., Worker],
+    clock: ManualClock,
+    *,
+    reads_singly: bool,
+    batches: list[int],
+):
+    """Where a batch runs in the loop that reads messages singly, a lone call does not undo it."""
+    app.task(base=BatchTask, name="bursts", max_batch_size=3, max_wait=10.0)(same)
+    sizes = []
+
+    class Solo(SoloPool):
+        def apply_async(self, _: Any, args: Any, **options: Any) -> None:
+            sizes.append(len(args[1]))
+            options["accept_callback"](1, 0.0)
+            options["callback"](BatchEnd([(0, "done", 0.0) for _ in args[1]]))
+
+    worker = start(Solo())
+    worker.scheduler.reads_singly = reads_singly
+    worker.send("bursts", "a")
+    clock.advance(0.002)
+    worker.scheduler.dispatch()
+    worker.send("bursts", *"bcdefg")
+
+    assert batches == sizes
 
 
 def test_tightest_time_limit_holds_for_the_batch(start: Callable[..., Worker], pool: Pool):

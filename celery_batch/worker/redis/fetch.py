@@ -200,7 +200,7 @@ class BulkFetch:
 
     def _fetch_singly(self, error: ResponseError) -> None:
         if not self._is_single:
-            self._is_single = True
+            self._is_single = self._scheduler.reads_singly = True
             self._wakeup.close()
             logger.warning("this Redis knows no BLMOVE (%s): messages are read singly", error)
 

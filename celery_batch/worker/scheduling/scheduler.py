@@ -72,6 +72,9 @@ class Scheduler:
         #: Whether the event loop runs and batches may leave.
         self.is_open = False
         self._is_adding_many = False
+        #: Whether messages are read one at a time.  Where batches run between them, all would be
+        #: of one request if the first of a burst did not wait for the next.
+        self.reads_singly = True
 
     def add(self, task_queue: TaskQueue, request: Any) -> None:
         """Add Celery's request to its task queue, unless it runs already or has been answered."""
@@ -264,7 +267,8 @@ class Scheduler:
             self.recorder.ended(job, follow_up)
             if job.accepted:
                 task_queue.count_answer(job)
-            task_queue.batch_ended(job)
+            may_be_unread = self.slots.run_inline and self.reads_singly
+            task_queue.batch_ended(job, may_be_unread=may_be_unread)
 
     def _enqueue_again(self, request: Any) -> bool:
         """Queue a request that has left its task queue before; return whether it can run again."""

@@ -291,11 +291,19 @@ class TaskQueue:
             if is_padded:
                 self.call_cost.value = self._call_times.model.call_cost
 
-    def batch_ended(self, job: BatchJob) -> None:
-        """Restart the linger time after a batch of several, whose clients may call again."""
-        if len(job) > 1:
-            with self._lock:
+    def batch_ended(self, job: BatchJob, *, may_be_unread: bool) -> None:
+        """
+        Restart the linger time after a batch of several, whose clients may call again.
+
+        Args:
+            job: The batch.
+            may_be_unread: Requests may have come while it ran that have not been read.
+        """
+        with self._lock:
+            if len(job) > 1:
                 self._batcher.batch_ended(time.monotonic(), job.rows, job.urgency, job.key)
+            elif may_be_unread:
+                self._batcher.expect_more(job.key)
 
     def capacity_left(
         self, batches: int, jobs: Sequence[BatchJob], urgency: int, ahead: int = 0
