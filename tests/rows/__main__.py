@@ -1,6 +1,8 @@
 """
 ``make compat``: the behaviour tests on every row of rows.toml, and a table of what they found.
 
+Then the faults, and a fleet of the row and of the environment that runs this, in both directions.
+
 A row's environment holds the packages of its line; all others it takes from the environment
 that runs this, so that it is there in seconds.
 """
@@ -74,7 +76,8 @@ class Outcome:
     passed: int
     failed: list[str]
     skipped: Counter[str]
-    faults: str
+    faults: str = "not run"
+    mixed: str = "not run"
 
 
 def main() -> int:
@@ -88,7 +91,9 @@ def main() -> int:
         row.install()
         outcomes[row.name] = _run(row, options)
         _console.print(_table(outcomes))
-    return int(any(each.failed or "broken" in each.faults for each in outcomes.values()))
+    return int(
+        any(each.failed or "broken" in each.faults + each.mixed for each in outcomes.values())
+    )
 
 
 def _options() -> argparse.Namespace:
@@ -97,6 +102,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tests", nargs="+", default=TESTS, help="files or folders")
     parser.add_argument("--faults", nargs="*", default=[f.name for f in FAULTS], help="by name")
     parser.add_argument("--seeds", type=int, default=2, help="trials of each fault (2)")
+    parser.add_argument(
+        "--mixed", type=int, default=10_000, help="calls in a mixed fleet, 0 for none (10,000)"
+    )
     parser.add_argument("--jobs", default="2", help="test processes (2)")
     return parser.parse_args()
 
@@ -111,13 +119,23 @@ def _run(row: Row, options: argparse.Namespace) -> Outcome:
         faults = [row.python, "-m", "tests.faults", *options.faults, f"--seeds={options.seeds}"]
         done = subprocess.run(faults, cwd=ROOT, check=False)
         outcome.faults = "broken" if done.returncode else f"{len(options.faults)} hold"
+    if options.mixed:
+        pairs = [(sys.executable, row.python), (row.python, sys.executable)]
+        codes = [_run_mixed(*pair, options) for pair in pairs]
+        outcome.mixed = "broken" if any(codes) else "both ways right"
     return outcome
+
+
+def _run_mixed(caller: Path | str, worker: Path | str, options: argparse.Namespace) -> int:
+    """Have a worker of one environment answer callers of another; 0 if all answers are right."""
+    command = [caller, "-m", "tests.rows.mixed", worker, f"--items={options.mixed}"]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
 def _read(junit: Path) -> Outcome:
     """Return what a report says; without one nothing has run."""
     if not junit.exists():
-        return Outcome(0, ["no report"], Counter(), "not run")
+        return Outcome(0, ["no report"], Counter())
     cases = list(ET.parse(junit).iter("testcase"))  # noqa: S314 (written by pytest, just now)
     skipped = Counter(
         str(found.get("message")) for case in cases if (found := case.find("skipped")) is not None
@@ -127,15 +145,15 @@ def _read(junit: Path) -> Outcome:
         for case in cases
         if case.find("failure") is not None or case.find("error") is not None
     ]
-    return Outcome(len(cases) - len(failed) - skipped.total(), failed, skipped, "not run")
+    return Outcome(len(cases) - len(failed) - skipped.total(), failed, skipped)
 
 
 def _table(outcomes: dict[str, Outcome]) -> Table:
-    columns = ("Celery-kombu-redis", "passed", "skipped", "failed", "faults")
+    columns = ("Celery-kombu-redis", "passed", "skipped", "failed", "faults", "mixed fleet")
     table = Table(*columns, caption="\n".join(_notes(outcomes)), caption_justify="left")
     for name, each in outcomes.items():
         counts = (each.passed, each.skipped.total(), len(each.failed))
-        table.add_row(name, *map(str, counts), each.faults)
+        table.add_row(name, *map(str, counts), each.faults, each.mixed)
     return table
 
 
