@@ -34,6 +34,7 @@ from celery_batch.protocol import (
 )
 from celery_batch.worker.redis.result_backend import (
     BulkResultWriter,
+    announce_ends,
     attach_facts,
     buffered_results,
     named_channel,
@@ -616,6 +617,78 @@ def test_users_backend_stores_by_itself(
     assert [("one", client.get("celery-task-meta-one"))] == read_replies(payload)
 
 
+def test_ends_that_are_stored_one_by_one_are_notified_together(
+    make_app: Callable[..., Celery], client: redis.Redis
+):
+    """At most 16 of a batch, those that are there before the model is called, and the rest."""
+    app = make_app(batch_disable_fast_paths=["store"])
+    task, names = app.tasks["results.same"], [str(n) for n in range(20)]
+    subscription = listen(client, HERE)
+    with buffered_results(task) as writer:
+        for name in names:
+            request = context(name, **{REPLY_HEADER: HERE})
+            task.backend.store_result(name, name, states.SUCCESS, request=request)
+            if name == "1":
+                announce_ends(task)
+    told = [read_replies(payload) for _, payload in received(subscription)]
+    subscription.close()
+
+    assert writer is None
+    assert [names[:2], names[2:18], names[18:]] == [[name for name, _ in each] for each in told]
+    assert [client.get(f"celery-task-meta-{name}") for name in names] == [
+        value for each in told for _, value in each
+    ]
+
+
+def test_ends_are_notified_although_the_batch_breaks_off(
+    make_app: Callable[..., Celery], client: redis.Redis
+):
+    """What is stored is stored, whatever becomes of the rest."""
+    app = make_app(batch_disable_fast_paths=["store"])
+    task = app.tasks["results.same"]
+    subscription = listen(client, HERE)
+    request = context("one", **{REPLY_HEADER: HERE})
+
+    def break_off() -> None:
+        with buffered_results(task):
+            task.backend.store_result("one", 1, states.SUCCESS, request=request)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        break_off()
+    ((_, payload),) = received(subscription)
+    subscription.close()
+
+    assert [("one", client.get("celery-task-meta-one"))] == read_replies(payload)
+
+
+class Reading(Derived):
+    """A backend class of the user, which reads in its own way."""
+
+    def get(self, key: Any) -> Any:
+        """Return what is stored, changed."""
+        stored = super().get(key)
+        return stored and stored.replace(b"SUCCESS", b"SECRETS")
+
+
+def test_results_are_notified_as_the_users_backend_reads_them(
+    make_app: Callable[..., Celery], client: redis.Redis, broker: str
+):
+    """Its callers would read them with the same class."""
+    app = make_app()
+    task = app.tasks["results.same"]
+    type(task).backend = Reading(app=app, url=broker.removeprefix("redis+"))
+    subscription = listen(client, HERE)
+    with buffered_results(task):
+        for name in "ab":
+            request = context(name, **{REPLY_HEADER: HERE})
+            task.backend.store_result(name, 1, states.SUCCESS, request=request)
+    ((_, payload),) = received(subscription)
+    subscription.close()
+
+    assert [b"SECRETS" in value for _, value in read_replies(payload)] == [True, True]
+
+
 ALIKE = batch_facts(3, 0.25, "w@here")
 
 
@@ -651,7 +724,7 @@ def test_notifications_have_the_facts_of_the_model_call(
         (THERE, "b"): BatchInfo(3, 0.5, 0.25, "w@here"),
         (HERE, "c"): BatchInfo(3, 1.0, 0.25, "w@here"),
     } == {(channel, name): facts for channel, each in told for name, facts in each.items()}
-    assert (3 if way == "one by one" else 2) == len(told)
+    assert 2 == len(told)
 
 
 @pytest.mark.parametrize("scripts", [True, False], ids=["script", "no script"])

@@ -71,6 +71,7 @@ from celery_batch.worker.intake.expiry import Expiries
 from celery_batch.worker.intake.refusals import reason_of
 from celery_batch.worker.redis.result_backend import (
     BulkResultWriter,
+    announce_ends,
     attach_facts,
     buffered_results,
 )
@@ -350,8 +351,7 @@ class _BatchTrace:
         deliveries = [self._payload[index] for index in self._rows]
         try:
             _store_starts(self._task, deliveries, self._accept)
-            if self._writer is not None:
-                self._writer.announce()  # STARTED is no news once the model has answered
+            announce_ends(self._task)  # STARTED is no news once the model has answered
             expires = [delivery.request.get("expires") for delivery in deliveries]
             self._call = call = ModelCall(
                 self._task,

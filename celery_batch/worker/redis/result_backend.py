@@ -31,6 +31,7 @@ from celery_batch.worker.redis.result_store import Entry, RedisStore, temporary_
 
 __all__ = [
     "BulkResultWriter",
+    "announce_ends",
     "attach_facts",
     "buffered_results",
     "named_channel",
@@ -47,6 +48,9 @@ _NO_FACTS: Mapping[str, Facts] = {}
 
 #: States of which clients are notified; others only by Celery's own means.
 _NOTIFIED = states.READY_STATES | {states.STARTED}
+
+#: Results that are stored one by one and notified of together: the first waits for the last.
+_MOST_UNNOTIFIED = 16
 
 #: Encodes a result's fields.
 _Encode = Callable[[dict[str, Any]], str | bytes]
@@ -72,6 +76,10 @@ class _OfThread(threading.local):
 
     #: The facts of the model calls of its tasks, by task id.
     facts: Mapping[str, Facts] = _NO_FACTS
+
+    #: Ends that are stored, and of which their clients are not yet notified; None if each is
+    #: notified at once.
+    unnotified: list[Entry] | None = None
 
     def __init__(self) -> None:
         self.entries: dict[bytes, Entry] = {}
@@ -112,16 +120,18 @@ class BulkResultWriter:
     def buffering(self) -> Iterator[BulkResultWriter | None]:
         """Collect what this thread stores in this block; None if it stores each result at once."""
         thread = self._thread
-        before = thread.collects, thread.entries, thread.facts
+        before = thread.collects, thread.entries, thread.facts, thread.unnotified
         try:
             if self._stores_in_bulk:
                 thread.collects, thread.entries = True, {}
                 yield self
                 self._flush()
             else:
+                thread.unnotified = []
                 yield None
         finally:
-            thread.collects, thread.entries, thread.facts = before
+            self._notify_collected()
+            thread.collects, thread.entries, thread.facts, thread.unnotified = before
 
     def record(
         self,
@@ -140,7 +150,7 @@ class BulkResultWriter:
             if channel:
                 key = self._backend.get_key_for_task(name)
                 facts = self._thread.facts.get(name, _UNKNOWN_FACTS)
-                self._store.notify(Entry(name, key, "", state, channel, *facts))
+                self._notify(Entry(name, key, "", state, channel, *facts))
             return result
         meta = self._backend._get_result_meta(  # noqa: SLF001
             result=result, state=state, traceback=traceback, request=request
@@ -189,6 +199,7 @@ class BulkResultWriter:
         for the end of the block: some items end before the model is called, and their callers
         wait.
         """
+        self._notify_collected()
         entries = self._take()
         try:
             self._store.write(entries)
@@ -203,6 +214,21 @@ class BulkResultWriter:
                 len(entries) - len(kept),
                 error,
             )
+
+    def _notify(self, entry: Entry) -> None:
+        """Notify a client of a result that is stored, soon or now."""
+        unnotified = self._thread.unnotified
+        if unnotified is None or entry.state not in states.READY_STATES:
+            self._store.notify([entry])
+            return
+        unnotified.append(entry)
+        if len(unnotified) == _MOST_UNNOTIFIED:
+            self._notify_collected()
+
+    def _notify_collected(self) -> None:
+        if unnotified := self._thread.unnotified:
+            self._thread.unnotified = []
+            self._store.notify(unnotified)
 
     def _flush(self) -> None:
         """Store what has been collected, retried as Celery's own retry policy says."""
@@ -286,6 +312,13 @@ def buffered_results(task: Any) -> AbstractContextManager[BulkResultWriter | Non
     """
     writer = BulkResultWriter.of(task.backend)
     return nullcontext() if writer is None else writer.buffering()
+
+
+def announce_ends(task: Any) -> None:
+    """Store, and notify clients of, what `buffered_results` has collected so far."""
+    writer = BulkResultWriter.of(task.backend)
+    if writer is not None:
+        writer.announce()
 
 
 def attach_facts(task: Any, facts: Mapping[str, Facts]) -> None:
