@@ -54,10 +54,7 @@ class RemoteControl:
 
     def send(self, worker: Worker, command: str, **arguments: Any) -> dict[str, Any]:
         """Send a worker a command and return its reply."""
-        (reply,) = self.shop.app.control.broadcast(
-            command, arguments, reply=True, destination=[worker.name], timeout=LONG, limit=1
-        )
-        return reply[worker.name]
+        return worker.ask(command, **arguments)
 
     def run(self, worker: Worker, command: str, **arguments: Any) -> Any:
         """Send a command that succeeds, and return the new state."""

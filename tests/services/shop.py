@@ -18,6 +18,7 @@ import psutil
 import pytest
 import redis
 from celery import _state
+from celery.app.control import Control
 from kombu import pools
 
 from celery_batch.client.results.listener import close_listener
@@ -62,7 +63,8 @@ class Worker:
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
         """Return its answer to a control command."""
-        (reply,) = self.shop.app.control.broadcast(
+        # A control of its own has a queue of its own: `limit` counts late replies to others.
+        (reply,) = Control(self.shop.app).broadcast(
             command, arguments, reply=True, destination=[self.name], timeout=60.0, limit=1
         )
         return reply[self.name]

@@ -114,10 +114,9 @@ def test_workers_report_cost_and_padding(place: Place):
 
 def test_an_operator_changes_the_limit_while_a_worker_runs(place: Place):
     """The next batch keeps to it; "default" restores the task's own."""
-    control = place.app.control
-    control.broadcast("batch_config", {"words": ["f.tokens"], "max_batch_cost": 20}, reply=True)
+    place.worker.ask("batch_config", words=["f.tokens"], max_batch_cost=20)
     assert 60 == sum(place.tokens.delay_rows(texts(*[10] * 6)).get(timeout=SOON))
-    control.broadcast("batch_config", {"words": ["f.tokens", "default"]}, reply=True)
+    place.worker.ask("batch_config", words=["f.tokens", "default"])
     assert 60 == sum(place.tokens.delay_rows(texts(*[10] * 6)).get(timeout=SOON))
 
     assert [2, 2, 2, 6] == [len(batch) for batch in place.batches("tokens")]

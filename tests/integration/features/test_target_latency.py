@@ -39,16 +39,12 @@ def taught(place: Place) -> Iterator[Place]:
     while latency_of(place)["learnt_from"] < 10:
         teach(place)
     yield place
-    place.app.control.broadcast("batch_config", {"words": [TASK, "default"]}, reply=True)
+    place.worker.ask("batch_config", words=[TASK, "default"])
 
 
 def configured(place: Place, **values: Any) -> dict[str, Any]:
     """Change the task's options in the worker."""
-    replies = place.app.control.broadcast(
-        "batch_config", {"task": TASK, **values}, reply=True, limit=1, timeout=SOON
-    )
-    (reply,) = replies[0].values()
-    return dict(reply["ok"])
+    return dict(place.worker.ask("batch_config", task=TASK, **values)["ok"])
 
 
 @pytest.mark.pools(*EVERY_POOL)
