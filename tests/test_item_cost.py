@@ -12,6 +12,7 @@ from celery import Celery
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 
 from celery_batch import BatchTask, Model
+from celery_batch.config import LARGEST_BATCH
 from celery_batch.errors import ConfigurationError, InvalidCost, ItemTooLarge
 from celery_batch.interrupts import is_interrupt
 from celery_batch.item_cost import item_cost_of
@@ -247,7 +248,7 @@ def test_rows_are_limited_far_above_where_cost_is(app):
     wide = Embed.as_task(app, name="wide", **options)
     narrow = Embed.as_task(app, name="narrow", max_batch_size=8, **options)
 
-    assert (1024, 8) == (
+    assert (LARGEST_BATCH, 8) == (
         wide._batch_runner._cost.limits.rows,
         narrow._batch_runner._cost.limits.rows,
     )
