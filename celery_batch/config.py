@@ -343,7 +343,7 @@ def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolic
         policy = BatchPolicy(**values)
     except ConfigurationError as error:
         raise ConfigurationError(f"{task.name}.{error}") from None
-    if policy.max_batch_size > LARGEST_BATCH:
+    if policy.max_batch_size > LARGEST_BATCH and task.traces_items:
         raise ConfigurationError(
             f"{task.name}.max_batch_size: at most {LARGEST_BATCH}, got {policy.max_batch_size};"
             f" send lists as items if the model can take more at once"

@@ -68,7 +68,7 @@ def _restored(backend: Any, meta: Any) -> Any:
 # With the import: an app that only reads results binds no task.
 read_meta_with(PAYLOADS, _restored)
 
-__all__ = ["BatchTask", "model_task"]
+__all__ = ["BatchTask", "add_bootsteps", "model_task"]
 
 
 class BatchTask(ChunkCalls, ClientMethods):
@@ -166,6 +166,9 @@ class BatchTask(ChunkCalls, ClientMethods):
     #: `batch_max_worker_losses`.
     max_worker_losses: ClassVar[int | None] = None
 
+    #: Whether each item has a tracer of its own; not where the function gets requests.
+    traces_items: ClassVar[bool] = True
+
     #: The model behind the task, if it has one with a life cycle.
     model: ClassVar[type[Model] | None] = None
 
@@ -193,7 +196,7 @@ class BatchTask(ChunkCalls, ClientMethods):
         super().__init_subclass__(**kwargs)
         if cls.__dict__.get("_decorated"):
             keep_app_class(cls, vars(cls)["app"])
-        if cls.run in (Task.run, BatchTask._run_item):
+        if cls.run in (Task.run, BatchTask._run_item) or not cls.traces_items:
             return  # a base class, or a task whose `run` has been replaced
         refuse_unknown_options(cls, {*dir(BatchTask), *dict(Task.from_config)})
         cls._batch_signature = listable_signature(cls)
@@ -226,10 +229,7 @@ class BatchTask(ChunkCalls, ClientMethods):
         outputs_of(cls)
         max_queue_of(app, cls)
         check_queue_cost(cls)
-        app.steps["worker"].add("celery_batch.worker.bootsteps:BatchWorker")
-        app.steps["worker"].add("celery_batch.worker.metrics.exporter:BatchMetrics")
-        app.steps["consumer"].add("celery_batch.worker.bootsteps:BatchConsumer")
-        app.steps["consumer"].add("celery_batch.worker.metrics.health_step:HealthStep")
+        add_bootsteps(app)
 
     def _run_item(self, *args: Any, **kwargs: Any) -> Any:
         answer = pending_answer.pop(self.request.id)
@@ -392,6 +392,14 @@ class BatchTask(ChunkCalls, ClientMethods):
         bound = self._batch_signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return tuple(bound.arguments.values())
+
+
+def add_bootsteps(app: Any) -> None:
+    """Add what workers need for batch tasks."""
+    app.steps["worker"].add("celery_batch.worker.bootsteps:BatchWorker")
+    app.steps["worker"].add("celery_batch.worker.metrics.exporter:BatchMetrics")
+    app.steps["consumer"].add("celery_batch.worker.bootsteps:BatchConsumer")
+    app.steps["consumer"].add("celery_batch.worker.metrics.health_step:HealthStep")
 
 
 def model_task(app: Any, model: type[Model], *, name: str | None = None, **options: Any) -> Any:

@@ -61,6 +61,7 @@ def may_overlap(task: Any) -> bool:
     """
     return (
         isinstance(task, BatchTask)
+        and task.traces_items
         and type(task).__call__ is Task.__call__
         and type(task).backend is Task.backend
         and task._backend is None  # noqa: SLF001 (the property would make one)

@@ -34,6 +34,7 @@ from celery.app.trace import trace_task
 from celery.exceptions import Reject
 from kombu.serialization import prepare_accept_content
 
+from celery_batch.batches import Batches
 from celery_batch.batching.batch import Reason
 from celery_batch.compat.celery import encode_results_with, result_reprs
 from celery_batch.compat.fast_paths import FastPaths
@@ -64,6 +65,7 @@ from celery_batch.worker.executor.fast_trace import (
     ignores_result,
 )
 from celery_batch.worker.executor.model_call import ModelCall, broken_device
+from celery_batch.worker.executor.request_list import run_requests
 from celery_batch.worker.executor.row_reuse import reuse_of
 from celery_batch.worker.executor.stored_values import Instead, read_stored_values
 from celery_batch.worker.executor.time_limit import SoftLimit
@@ -107,6 +109,9 @@ def run_batch(
         The outcome of each request, or the error that prevented it.
     """
     with limit or SoftLimit() as batch_limit:
+        task = app_or_default().tasks.get(task_name)
+        if isinstance(task, Batches):
+            return run_requests(task, payload, batch_limit)
 
         def run_model(call: ModelCall) -> float:
             call(batch_limit)

@@ -38,7 +38,7 @@ from celery_batch.errors import ConfigurationError
 from celery_batch.worker.bootsteps import ROUTE_IT_HERE, attach_steps, log_policy
 from celery_batch.worker.consumer_context import ConsumerContext
 from celery_batch.worker.intake.expiry import time_of
-from celery_batch.worker.intake.request import wants_events
+from celery_batch.worker.intake.request import BatchRequest, wants_events
 from celery_batch.worker.scheduling import prefetch
 from celery_batch.worker.scheduling.scheduler import Scheduler
 from celery_batch.worker.scheduling.task_queue import TaskQueue
@@ -63,6 +63,7 @@ def batches(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
         return partial(_attach_and_handle, task, app, consumer)
     context = ConsumerContext.of(consumer)
     scheduler = context.scheduler
+    task.Request = _request_class(task)
     task_queue = scheduler.task_queue(task)
     add: Callable[[Any], None] = partial(scheduler.add, task_queue)
     if task not in context.worker.tasks:
@@ -71,6 +72,14 @@ def batches(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
     if not FastPaths.of(app).is_on("intake"):
         return usual  # type: ignore[no-any-return]
     return FastPath(consumer, scheduler, task, usual, add)
+
+
+def _request_class(task: Any) -> type:
+    """Return a task's class of requests; with ours behind it, if it has another of Celery's."""
+    own: type = symbol_by_name(task.Request)
+    if issubclass(own, BatchRequest):
+        return own
+    return type(own.__name__, (own, BatchRequest), {"__module__": own.__module__})
 
 
 def _attach_and_handle(task: Any, app: Any, consumer: Any, *message: Any, **options: Any) -> Any:

@@ -1,0 +1,245 @@
+"""Tasks written for celery-batches, with their import line changed."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from billiard.exceptions import SoftTimeLimitExceeded
+from celery import Celery, chord, states
+from celery.exceptions import TaskRevokedError
+from celery.exceptions import TimeoutError as CeleryTimeoutError
+
+from celery_batch import ConfigurationError
+from celery_batch.batches import Batches, SimpleRequest
+from tests.services.place import SOON, eventually
+from tests.services.shop import Shop, enter_shop, environment_of, surroundings
+
+MODULE = "tests.services.requests_app"
+POOLS = [("-c", "1"), ("-c", "2"), ("-P", "solo"), ("-P", "threads", "-c", "2")]
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def shop(request: pytest.FixtureRequest, broker: str, tmp_path: Path) -> Iterator[Shop]:
+    """The app on each of the brokers in turn; its results are in Redis."""
+    url = broker
+    if request.param == "rabbitmq":
+        url = request.getfixturevalue("rabbitmq_server").url
+    environment = environment_of(url, backend=broker)
+    with surroundings(environment):
+        shop = enter_shop(environment, tmp_path, MODULE)
+        try:
+            yield shop
+        finally:
+            shop.close()
+
+
+def get_all(results: list[Any]) -> list[Any]:
+    """Return answers, or the errors in their place."""
+    return [result.get(timeout=SOON, propagate=False) for result in results]
+
+
+@pytest.mark.parametrize("pool", POOLS, ids="".join)
+def test_requests_run_in_batches_and_none_is_left_waiting(shop: Shop, pool: tuple[str, ...]):
+    """Of any arguments; a batch that raises fails those whose results it has not stored."""
+    shop.worker(*pool)
+    first = [shop.total.delay(1, 2), shop.total.delay(n=3), shop.total.delay(), shop.total.delay(4)]
+    assert [10] * 4 == get_all(first)
+    lone = shop.total.delay(5)
+    assert 5 == lone.get(timeout=SOON)
+    failing = [shop.total.delay(1), shop.total.delay(13), shop.total.delay(2), shop.total.delay(3)]
+    answers = get_all(failing)
+
+    assert 19 == answers[0]
+    assert ["no 13"] * 3 == [str(each) for each in answers[1:]]
+    assert {ValueError} == {type(each) for each in answers[1:]}
+    assert [4, 1, 4] == [len(batch["items"]) for batch in shop.recall("total")]
+
+
+def test_signals_are_sent_once_a_batch(shop: Shop):
+    """Received for each request; the others by the batch."""
+    shop.worker("-c", "1")
+    get_all([shop.total.delay(n) for n in range(4)])
+    get_all([shop.total.delay(13) for _ in range(4)])
+    found = Counter()
+    for kind in ("received", "prerun", "postrun", "success", "failure"):
+        found[kind] = len(shop.recall(kind))
+
+    assert {"received": 8, "prerun": 2, "postrun": 2, "success": 1, "failure": 1} == found
+
+
+def test_a_request_knows_its_message(shop: Shop):
+    """What celery-batches documents is there."""
+    worker = shop.worker("-c", "1")
+    known = shop.facts.delay(1, two=[2]).get(timeout=SOON)
+
+    assert {
+        "name": "r.facts",
+        "args": [1],
+        "kwargs": {"two": [2]},
+        "hostname": worker.name,
+        "routing_key": "celery",
+        "task": "r.facts",
+        "ignore_result": False,
+        "current": "r.facts",
+    } == known
+
+
+def test_a_request_may_be_sent_again_under_its_id(shop: Shop):
+    """Then it has not failed, though the batch raised."""
+    shop.worker("-c", "1")
+    results = [shop.again.delay(n) for n in range(4)]
+
+    assert [1, 1, 3, 3] == get_all(results)
+
+
+def test_a_time_limit_fails_what_is_not_stored(shop: Shop):
+    """It interrupts the function, and what that has stored stays."""
+    shop.worker("-c", "1")
+    answers = get_all([shop.slow.delay(n) for n in range(3)])
+
+    assert "first" == answers[0]
+    assert [SoftTimeLimitExceeded] * 2 == [type(each) for each in answers[1:]]
+    assert 3 == shop.total.delay(3).get(timeout=SOON)
+
+
+def test_a_lost_process_costs_no_request_that_is_acknowledged_late(shop: Shop):
+    """They run again in another process."""
+    shop.worker("-c", "1")
+
+    assert [1, 9, 2, 3] == get_all([shop.late.delay(n) for n in (1, 9, 2, 3)])
+
+
+def test_revoked_and_expired_requests_are_not_in_a_batch(shop: Shop):
+    """Their callers are told; the others run."""
+    worker = shop.worker("-c", "1")
+    shop.app.control.revoke("unwanted")
+    eventually(lambda: "unwanted" in worker.ask("revoked"), "a revoked id")
+    unwanted = [shop.total.apply_async((100,), task_id="unwanted")]
+    if not shop.url.startswith("amqp"):  # RabbitMQ drops them itself, and nobody is told
+        unwanted.append(shop.total.apply_async((200,), expires=0.0001))
+    kept = shop.total.delay(1)
+
+    assert 1 == kept.get(timeout=SOON)
+    assert {TaskRevokedError} == {type(each) for each in get_all(unwanted)}
+
+
+def test_nothing_runs_before_its_eta(shop: Shop):
+    """It joins a batch then."""
+    shop.worker("-c", "1")
+    began = time.monotonic()
+    result = shop.total.apply_async((1,), countdown=1.0)
+
+    assert 1 == result.get(timeout=SOON)
+    assert time.monotonic() - began >= 1.0
+
+
+def test_a_success_that_stores_nothing_has_no_result(shop: Shop):
+    """As in celery-batches; the message is acknowledged."""
+    worker = shop.worker("-c", "1")
+    results = [shop.silent.delay(n) for n in range(4)]
+    eventually(lambda: shop.recall("silent"), "a batch")
+    with pytest.raises(CeleryTimeoutError):
+        results[0].get(timeout=0.2)
+    eventually(lambda: not worker.status()["r.silent"]["running"], "the end of the batch")
+
+    assert states.PENDING == results[0].state
+
+
+def test_the_prefetch_is_enough_for_a_batch(shop: Shop):
+    """Whatever Celery's settings say."""
+    shop.worker("-c", "1", "--prefetch-multiplier", "1")
+
+    assert [500] * 500 == get_all(shop.many.delay_many(range(500)))
+
+
+def test_events_are_sent_for_each_request(shop: Shop):
+    """As its batch ends."""
+    worker, seen = shop.worker("-c", "1"), Counter[str]()
+    with shop.app.connection_for_read() as connection:
+        receiver = shop.app.events.Receiver(
+            connection, handlers={"*": lambda event: seen.update([event["type"]])}
+        )
+        with receiver.consumer_context() as (heard, *_):
+            while not seen:  # until the broker passes events on
+                shop.app.control.heartbeat(destination=[worker.name])
+                with suppress(TimeoutError):
+                    heard.drain_events(timeout=0.5)
+            get_all([shop.total.delay(n) for n in range(4)])
+            get_all([shop.total.delay(13) for _ in range(4)])
+            while seen["task-failed"] < 4:
+                heard.drain_events(timeout=SOON)
+
+    found = {kind: seen[f"task-{kind}"] for kind in ("received", "started", "succeeded", "failed")}
+    assert {"received": 8, "started": 8, "succeeded": 4, "failed": 4} == found
+
+
+def test_a_chord_ends_with_marked_results(shop: Shop):
+    """`mark_as_done` counts for the chord of a request."""
+    shop.worker("-c", "1")
+    result = chord([shop.total.s(n) for n in (1, 2, 3, 4)])(shop.collect.s())
+
+    assert 40 == result.get(timeout=SOON)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_messages_are_acknowledged_when_the_task_says(shop: Shop, is_late: bool):  # noqa: FBT001
+    """Before the batch runs unless `acks_late` is set; by the methods of a class of its own."""
+    shop.worker("-c", "1")
+    task = shop.watched_late if is_late else shop.watched
+    results = [task.delay(n) for n in range(4)]
+    acknowledged = get_all(results)
+
+    assert [[] if is_late else sorted(each.id for each in results)] * 4 == acknowledged
+    eventually(lambda: len(shop.recall("ack")) == 4, "acknowledgements")
+
+
+def test_eager_calls_are_batches_of_one():
+    """The function's value is the result's."""
+    with Celery("eager", set_as_current=False) as app:
+        app.conf.task_always_eager = True
+
+        @app.task(base=Batches)
+        def names(requests):
+            assert [SimpleRequest] == [type(each) for each in requests]
+            return [each.kwargs | {"id": each.id} for each in requests]
+
+        result = names.delay(a=1)
+
+        assert [{"a": 1, "id": result.id}] == result.get()
+
+
+@pytest.mark.parametrize("name", ["flush", "Strategy"])
+def test_steps_that_there_are_none_of_cannot_be_overridden(name: str):
+    """The error names them."""
+    with pytest.raises(ConfigurationError, match=rf"Own\.{name}: celery_batch\.batches has no"):
+        type("Own", (Batches,), {name: lambda *_: None})
+
+
+def test_a_misspelt_option_is_refused():
+    """With the nearest one."""
+    found = r"flush_evry: no such task option; did you mean flush_every"
+    with (
+        Celery("wrong", set_as_current=False) as app,
+        pytest.raises(ConfigurationError, match=found),
+    ):
+
+        @app.task(base=Batches, flush_evry=3, lazy=False)
+        def wrong(requests):
+            return requests
+
+
+def test_a_batch_may_be_larger_than_those_of_traced_items():
+    """Nothing is nested for each request."""
+    with Celery("large", set_as_current=False) as app:
+
+        @app.task(base=Batches, flush_every=5000, flush_interval=60, lazy=False)
+        def large(requests):
+            return requests
+
+        assert 5000 == large.max_batch_size
