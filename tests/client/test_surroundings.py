@@ -52,6 +52,16 @@ def test_receivers_are_told_what_celery_tells(
         assert theirs == told
 
 
+@contextmanager
+def connected(kind: Any, receiver: Any) -> Iterator[None]:
+    """Have a signal call a receiver; without an end it would do so in other tests, too."""
+    kind.connect(receiver)
+    try:
+        yield
+    finally:
+        kind.disconnect(receiver)
+
+
 def test_what_receivers_change_is_in_the_message(sender: Callable[..., Sender]) -> None:
     """Headers that a receiver adds, as tracing libraries do, are sent, of many calls as of one."""
     here = warmed(sender())
@@ -60,8 +70,7 @@ def test_what_receivers_change_is_in_the_message(sender: Callable[..., Sender]) 
         """Add a header that names the call."""
         headers["trace"] = body[0][0]
 
-    signals.before_task_publish.connect(mark)
-    with counted(here) as calls:
+    with connected(signals.before_task_publish, mark), counted(here) as calls:
         here.task.delay("a")
         here.task.delay_many(["b", "c"])
     messages = here.taken()["celery"]
@@ -236,7 +245,7 @@ def test_others_may_wait_while_a_call_is_sent(sender: Callable[..., Sender]) -> 
         """Look whether results may be waited for now."""
         allowed.append(not task_join_will_block())
 
-    signals.before_task_publish.connect(look)
-    here.task.delay("a")
+    with connected(signals.before_task_publish, look):
+        here.task.delay("a")
 
     assert [True] == allowed
