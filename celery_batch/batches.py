@@ -14,6 +14,8 @@ from celery import Task
 from celery.utils.nodenames import gethostname
 from kombu.utils.uuid import uuid
 
+from celery_batch.client_methods import ClientMethods
+from celery_batch.compat.older_celery import is_pydantic
 from celery_batch.config import Settings, max_queue_of, max_worker_losses, policy_of
 from celery_batch.errors import ConfigurationError
 from celery_batch.task import BatchTask, add_bootsteps
@@ -23,6 +25,17 @@ __all__ = ["Batches", "SimpleRequest"]
 
 #: What tasks of celery-batches may override and these may not: there is no such step here.
 _INTERNAL = ("flush", "_do_flush", "Strategy")
+
+#: Options of batch tasks that have no meaning for a list of requests.
+_OF_BATCH_TASKS = (
+    *("batch_by", "batch_lengths", "batch_sizes", "cache_ttl", "cost", "dedupe", "example"),
+    *("isolate_failures", "linger", "max_batch_cost", "max_batch_size", "max_item_cost"),
+    *("max_queue_cost", "max_wait", "model", "outputs", "padded", "padding_row", "shed"),
+    *("sort_window", "target_latency", "version"),
+)
+
+#: What Celery's result backends read of a request, beside its arguments.
+_READ_BY_BACKENDS = ("group", "group_index", "parent_id", "root_id")
 
 
 class SimpleRequest:
@@ -42,12 +55,15 @@ class SimpleRequest:
         request_dict: The headers of its message.
     """
 
-    #: What `mark_as_done` and `mark_as_failure` continue after this call.
+    # What `mark_as_done` and `mark_as_failure` read, where the call is a part of a chord, or has
+    # tasks that follow its failure.
     chord: Any = None
     group: str | None = None
     group_index: int | None = None
     errbacks: Any = None
     chain: Any = None
+    parent_id: str | None = None
+    root_id: str | None = None
 
     def __init__(
         self,
@@ -72,6 +88,13 @@ class SimpleRequest:
         self.reply_to = reply_to
         self.correlation_id = correlation_id
         self.request_dict = request_dict or {}
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a header of the message: the channel on which the caller waits is one."""
+        try:
+            return self.__dict__["request_dict"][name]
+        except KeyError:
+            raise AttributeError(name) from None
 
     def __repr__(self) -> str:
         return f"<SimpleRequest {self.name}[{self.id}]>"
@@ -122,7 +145,7 @@ class SimpleRequest:
         )
         found.chord, found.errbacks = embed.get("chord"), embed.get("errbacks")
         found.chain = embed.get("chain")
-        found.group, found.group_index = headers.get("group"), headers.get("group_index")
+        vars(found).update({name: headers.get(name) for name in _READ_BY_BACKENDS})
         return found
 
 
@@ -163,16 +186,22 @@ class Batches(BatchTask):
                 celery-batches that there is none of here.
         """
         super().__init_subclass__(**kwargs)
+        label = cls.name or cls.__qualname__
         for name in _INTERNAL:
-            if name in vars(cls):
+            if getattr(cls, name, None) is not getattr(Batches, name, None):
                 raise ConfigurationError(
-                    f"{cls.name or cls.__qualname__}.{name}: celery_batch.batches has no"
-                    f" such step to override; what a batch is, flush_every and flush_interval say"
+                    f"{label}.{name}: celery_batch.batches has no such step to override; what a"
+                    f" batch is, flush_every and flush_interval say"
+                )
+        for name in _OF_BATCH_TASKS:
+            if getattr(cls, name) is not getattr(BatchTask, name):
+                raise ConfigurationError(
+                    f"{label}.{name}: is an option of BatchTask, and has no meaning for a list of"
+                    f" requests; leave it out, or rename an attribute of your own"
                 )
         if cls.run is not Batches.run:
             refuse_unknown_options(cls, {*dir(Batches), *dict(Task.from_config)})
-        cls.max_batch_size = cls.flush_every
-        cls.max_wait = cls.linger = cls.flush_interval
+            _check_function(cls, label)
         cls._batch_signature = inspect.signature(_any_call)
 
     @classmethod
@@ -186,6 +215,8 @@ class Batches(BatchTask):
         super().on_bound(app)
         if cls.run is Batches.run:
             return  # a base class, not a task yet
+        cls.max_batch_size = cls.flush_every  # here, since `task_annotations` may have changed it
+        cls.max_wait = cls.linger = cls.flush_interval
         Settings.of(app)
         policy_of(cls)
         max_worker_losses(cls)
@@ -220,7 +251,65 @@ class Batches(BatchTask):
             gethostname(),
             bool(options.get("ignore_result")),
         )
-        return super().apply(([request],), {}, *more, **options)
+        # Past a batch task's own, which refuses what a worker could not store.
+        return super(ClientMethods, self).apply(([request],), {}, *more, **options)
+
+    def retry(self, *_args: Any, **_options: Any) -> NoReturn:
+        """
+        Refuse to retry: a batch has no message of its own.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        raise ConfigurationError(
+            f"{self.name}: retry() retries one request, and this function has a list of them; send"
+            f" a call again with apply_async(request.args, request.kwargs, task_id=request.id)"
+        )
+
+    def run_batch(self, *_columns: Any, **_named: Any) -> NoReturn:
+        """
+        Refuse rows.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        raise takes_no_rows(self)
+
+    def backfill(self, *_args: Any, **_options: Any) -> NoReturn:
+        """
+        Refuse rows.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        raise takes_no_rows(self)
+
+    def _as_message(self, *_args: Any) -> NoReturn:
+        raise takes_no_rows(self)
+
+
+def takes_no_rows(task: Any) -> ConfigurationError:
+    """Return the error of somebody who wants to give a `Batches` task rows."""
+    return ConfigurationError(
+        f"{task.name}: its function takes a list of requests, not rows; make it a BatchTask for"
+        f" this"
+    )
+
+
+def _check_function(cls: Any, label: str) -> None:
+    """Refuse what would be silently ignored."""
+    if is_pydantic(cls):
+        raise ConfigurationError(
+            f"{label}: pydantic=True checks the arguments of one call; leave"
+            f" it out, and check those of each request"
+        )
+    if getattr(cls, "autoretry_for", ()):
+        raise ConfigurationError(
+            f"{label}.autoretry_for: a batch has no message to retry; send the calls again, with"
+            f" apply_async(request.args, request.kwargs, task_id=request.id)"
+        )
+    if inspect.iscoroutinefunction(inspect.unwrap(cls.run)):
+        raise ConfigurationError(f"{label}: is a coroutine function, and nothing would await it")
 
 
 def _any_call(*args: Any, **kwargs: Any) -> None:

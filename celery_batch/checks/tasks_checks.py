@@ -48,7 +48,7 @@ def policies(facts: Facts) -> Iterator[Finding]:
     """Waits that were probably meant in milliseconds, and tasks that are not batched."""
     for task in facts.tasks:
         policy = policy_of(task)
-        for text in milliseconds_warnings(task.name, policy):
+        for text in milliseconds_warnings(task.name, policy) if task.traces_items else ():
             says, fix = text.split("; ")
             yield warning(f"{says}.", f"{fix.capitalize()}.")
         if policy.max_batch_size == 1:
@@ -150,11 +150,12 @@ def limits(facts: Facts) -> Iterator[Finding]:
 
 def acks(facts: Facts) -> Iterator[Finding]:
     """Whether a killed worker loses messages."""
-    early = [task.name for task in facts.tasks if not task.acks_late]
-    for name in early:
+    early = [task for task in facts.tasks if not task.acks_late]
+    for task in early:
         yield warning(
-            f"{name} has acks_late=False: a worker that is killed loses the batch it runs.",
-            "Leave the option out, if running an item twice on a bad day is better than never.",
+            f"{task.name} has acks_late=False: a worker that is killed loses the batch it runs.",
+            f"{'Leave the option out' if task.traces_items else 'Set acks_late=True'}, if running"
+            f" an item twice on a bad day is better than never.",
         )
     if facts.tasks and not early:
         yield ok("Messages are acknowledged after their results are stored.")

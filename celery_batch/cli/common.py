@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from celery_batch.batches import Batches, takes_no_rows
 from celery_batch.config import did_you_mean
 from celery_batch.errors import BatchError, ConfigurationError
 from celery_batch.task import BatchTask
@@ -45,12 +46,14 @@ def batch_task(app: Any, name: str) -> BatchTask:
         name: The task's name.
 
     Raises:
-        ConfigurationError: There is no such task, or it is none of ours.
+        ConfigurationError: There is no such task, it is none of ours, or it takes no rows.
     """
     app.loader.import_default_modules()
     app.finalize()
     known = [task.name for task in batch_tasks(app)]
     if name in known:
+        if isinstance(app.tasks[name], Batches):
+            raise takes_no_rows(app.tasks[name])
         return app.tasks[name]  # type: ignore[no-any-return]
     names = ", ".join(known) or "none"
     if name in app.tasks:

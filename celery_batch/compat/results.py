@@ -9,8 +9,9 @@ from functools import wraps
 from typing import Any
 
 from celery.backends.base import Backend
+from celery.states import EXCEPTION_STATES, READY_STATES
 
-__all__ = ["as_stored", "client_of", "key_prefix", "read_meta_with"]
+__all__ = ["as_stored", "client_of", "key_prefix", "notify_of_ends", "read_meta_with"]
 
 
 class _Reading(threading.local):
@@ -62,3 +63,48 @@ def read_meta_with(field: str, restore: Callable[[Any, Any], Any]) -> None:
 
     meta_from_decoded.is_ours = True  # type: ignore[attr-defined]
     Backend.meta_from_decoded = meta_from_decoded
+
+
+def notify_of_ends(kind: type, notify: Callable[[str, Any], object]) -> None:
+    """
+    Have the result backends of a class say which tasks have ended, whatever thread uses them.
+
+    Args:
+        kind: The class.
+        notify: Given a task's id, and its error or None, after its end was stored.
+    """
+    if "notifies_of_ends" in vars(kind):
+        return
+    done, failed, revoked = kind.mark_as_done, kind.mark_as_failure, kind.mark_as_revoked  # type: ignore[attr-defined]
+    store = kind.store_result  # type: ignore[attr-defined]
+
+    @wraps(done)
+    def mark_as_done(self: Any, task_id: str, *args: Any, **options: Any) -> Any:
+        found = done(self, task_id, *args, **options)
+        notify(task_id, None)
+        return found
+
+    @wraps(failed)
+    def mark_as_failure(self: Any, task_id: str, exc: Any, *args: Any, **options: Any) -> Any:
+        found = failed(self, task_id, exc, *args, **options)
+        notify(task_id, exc)
+        return found
+
+    @wraps(revoked)
+    def mark_as_revoked(self: Any, task_id: str, *args: Any, **options: Any) -> Any:
+        found = revoked(self, task_id, *args, **options)
+        notify(task_id, None)
+        return found
+
+    @wraps(store)
+    def store_result(
+        self: Any, task_id: str, result: Any, state: str, *args: Any, **more: Any
+    ) -> Any:
+        found = store(self, task_id, result, state, *args, **more)
+        if state in READY_STATES:
+            notify(task_id, result if state in EXCEPTION_STATES else None)
+        return found
+
+    for method in (mark_as_done, mark_as_failure, mark_as_revoked, store_result):
+        setattr(kind, method.__name__, method)
+    kind.notifies_of_ends = True  # type: ignore[attr-defined]

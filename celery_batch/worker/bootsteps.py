@@ -298,7 +298,7 @@ def attach_steps(consumer: Any) -> None:
 def log_policy(task: Any) -> None:
     """Log when the batches of a task leave."""
     policy = policy_of(task)
-    for warning in milliseconds_warnings(task.name, policy):
+    for warning in milliseconds_warnings(task.name, policy) if task.traces_items else ():
         logger.warning("%s", warning)
     logger.info(
         "%s: batches of up to %s, max_wait %g s, linger %g s%s",

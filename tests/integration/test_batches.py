@@ -98,6 +98,81 @@ def test_a_request_may_be_sent_again_under_its_id(shop: Shop):
     assert [1, 1, 3, 3] == get_all(results)
 
 
+@pytest.mark.parametrize("what", ["unread", "unpickled"])
+def test_an_error_that_no_pickle_brings_back_harms_nobody(shop: Shop, what: str):
+    """Callers get an error with its text, and the worker goes on."""
+    shop.worker("-c", "1")
+    answers = get_all([shop.odd.delay(what) for _ in range(4)])
+
+    assert all(isinstance(each, Exception) for each in answers)
+    assert 3 == shop.total.delay(3).get(timeout=SOON)
+
+
+def test_what_other_threads_store_counts(shop: Shop):
+    """The error of the function is none of the calls that have ended before."""
+    worker = shop.worker("-c", "1")
+    answers = get_all([shop.marks.delay(n) for n in range(4)])
+
+    assert [0, 2, 3] == [answers[0], *answers[2:]]
+    assert KeyError("one").args == answers[1].args
+    worker.counted("r.marks", succeeded=3, failed=1)
+
+
+@pytest.mark.parametrize("what", ["reject", "ignore"])
+def test_messages_may_be_rejected_or_ignored(shop: Shop, what: str):
+    """No message comes again; since Celery 5.7 a rejected one has a failure."""
+    worker = shop.worker("-c", "1")
+    results = [shop.rejects.delay(what) for _ in range(4)]
+    eventually(lambda: shop.recall("rejects"), "a batch")
+    eventually(lambda: not worker.status()["r.rejects"]["running"], "its end")
+
+    assert 3 == shop.total.delay(3).get(timeout=SOON)
+    assert 1 == len(shop.recall("rejects"))
+    if what == "ignore":
+        assert [states.PENDING] * 4 == [each.state for each in results]
+
+
+def test_calls_that_want_no_result_store_none(shop: Shop):
+    """No failure either."""
+    worker = shop.worker("-c", "1")
+    results = [shop.ignored.delay(n) for n in range(4)]
+    eventually(lambda: shop.recall("ignored"), "a batch")
+    eventually(lambda: not worker.status()["r.ignored"]["running"], "its end")
+
+    assert [states.PENDING] * 4 == [shop.app.AsyncResult(each.id).state for each in results]
+
+
+@pytest.mark.parametrize("name", ["total", "marks"])
+def test_tasks_that_follow_a_failure_are_called(shop: Shop, name: str):
+    """Once for each call that failed, whoever marked it."""
+    shop.worker("-c", "1")
+    task, failing = getattr(shop, name), 13 if name == "total" else 1
+    calls = [task.s(failing).on_error(shop.note_error.s()) for _ in range(4)]
+    results = [each.apply_async() for each in calls]
+    assert all(isinstance(each, Exception) for each in get_all(results))
+    eventually(lambda: len(shop.recall("errback")) >= 4, "errbacks")
+
+    assert sorted(each.id for each in results) == sorted(
+        each["id"] for each in shop.recall("errback")
+    )
+
+
+def test_callers_are_notified(shop: Shop):
+    """They need not ask the result backend."""
+    shop.worker("-c", "1")
+    with shop.app.backend.client.pubsub() as listener:
+        listener.psubscribe("*")
+        result = shop.total.delay(1)
+        assert 1 == result.get(timeout=SOON)
+        seen = [listener.get_message(timeout=1) for _ in range(8)]
+
+    assert any(
+        each and str(result.id).encode() in bytes(each["data"])
+        for each in seen[1:]
+        if each and isinstance(each["data"], bytes)
+    )
+
+
 def test_a_time_limit_fails_what_is_not_stored(shop: Shop):
     """It interrupts the function, and what that has stored stays."""
     shop.worker("-c", "1")
@@ -219,6 +294,54 @@ def test_steps_that_there_are_none_of_cannot_be_overridden(name: str):
     """The error names them."""
     with pytest.raises(ConfigurationError, match=rf"Own\.{name}: celery_batch\.batches has no"):
         type("Own", (Batches,), {name: lambda *_: None})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_batch_size": 5}, "max_batch_size: is an option of BatchTask"),
+        ({"model": object}, "model: is an option of BatchTask"),
+        ({"autoretry_for": (OSError,)}, "autoretry_for: a batch has no message to retry"),
+        ({"flush_every": 0}, "max_batch_size: must be"),
+    ],
+)
+def test_options_without_a_meaning_are_refused(options: dict[str, Any], message: str):
+    """They would be ignored."""
+    with Celery("odd", set_as_current=False) as app:
+
+        def take(requests):
+            return requests
+
+        with pytest.raises(ConfigurationError, match=message):
+            app.task(base=Batches, lazy=False, **options)(take)
+
+
+def test_rows_are_refused():
+    """The function takes requests: there is a way out."""
+    with Celery("rows", set_as_current=False) as app:
+
+        @app.task(base=Batches, bind=True)
+        def take(self, requests):
+            self.retry(exc=ValueError(len(requests)))
+
+        for call in (take.delay_rows, take.run_batch, take.backfill):
+            with pytest.raises(ConfigurationError, match="make it a BatchTask"):
+                call([1, 2])
+        with pytest.raises(ConfigurationError, match=r"send a call again with apply_async"):
+            take.apply((1,)).get()
+
+
+def test_annotations_count():
+    """Celery applies them when it binds a task."""
+    with Celery("annotated", set_as_current=False) as app:
+        app.conf.task_annotations = {"wide": {"flush_every": 77}}
+
+        @app.task(base=Batches, name="wide", lazy=False)
+        def wide(requests):
+            return {len(requests)}  # no JSON, and no worker would store it
+
+        assert 77 == wide.max_batch_size
+        assert {1} == wide.apply().get()
 
 
 def test_a_misspelt_option_is_refused():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 
 from celery import Celery, signals
+from celery.exceptions import Ignore, Reject
 from celery.worker.request import Request
 
 from celery_batch.batches import Batches
@@ -93,6 +95,60 @@ def many(requests):
         app.backend.mark_as_done(each.id, len(requests), request=each)
 
 
+class Odd(Exception):
+    """An error that no pickle brings back."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} {two}")
+
+
+@app.task(name="r.odd", **FOUR)
+def odd(requests):
+    """Raise what cannot be pickled, or be read again."""
+    if requests[0].args[0] == "unread":
+        raise Odd(1, 2)
+    error = RuntimeError("with a lock")
+    error.lock = threading.Lock()
+    raise error
+
+
+@app.task(name="r.marks", **FOUR)
+def marks(requests):
+    """Mark a failure for one request, a success for the others, on a thread of its own; raise."""
+
+    def mark():
+        for each in requests:
+            if each.args[0] == 1:
+                app.backend.mark_as_failure(each.id, KeyError("one"), request=each)
+            else:
+                app.backend.mark_as_done(each.id, each.args[0], request=each)
+
+    thread = threading.Thread(target=mark)
+    thread.start()
+    thread.join()
+    raise RuntimeError("after all")
+
+
+@app.task(name="r.rejects", acks_late=True, **FOUR)
+def rejects(requests):
+    """Reject the messages of all requests, or ignore them."""
+    remember("rejects", items=[each.args[0] for each in requests])
+    raise Reject("unwanted") if requests[0].args[0] == "reject" else Ignore
+
+
+@app.task(name="r.ignored", ignore_result=True, **FOUR)
+def ignored(requests):
+    """Raise for calls that want no results."""
+    remember("ignored", items=[each.args[0] for each in requests])
+    raise RuntimeError("unheard")
+
+
+@app.task(name="r.note_error")
+def note_error(task_id):
+    """Note that a call has failed."""
+    remember("errback", id=task_id)
+
+
 @app.task(name="r.silent", **FOUR)
 def silent(requests):
     """Store nothing."""
@@ -132,7 +188,7 @@ def collect(values):
 def _note(kind):
     def receiver(sender=None, **about):
         name = getattr(sender, "name", None) or about["request"].name
-        if name.startswith("r.") and name != "r.collect":
+        if name.startswith("r.") and name not in {"r.collect", "r.note_error"}:
             remember(kind, name=name)
 
     return receiver

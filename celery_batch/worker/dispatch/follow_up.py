@@ -233,7 +233,7 @@ def after_failure(
     """
     error = _unwrap(einfo)
     if not state.should_terminate and task.acks_late:
-        if isinstance(error, TimeLimitExceeded):
+        if isinstance(error, TimeLimitExceeded) and task.traces_items:
             return _after_time_limit(requests, einfo, error, began=began)
         if isinstance(error, (WorkerLostError, SystemExit)):
             follow_up = FollowUp()

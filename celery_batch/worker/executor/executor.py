@@ -111,7 +111,11 @@ def run_batch(
     with limit or SoftLimit() as batch_limit:
         task = app_or_default().tasks.get(task_name)
         if isinstance(task, Batches):
-            return run_requests(task, payload, batch_limit)
+            try:
+                return run_requests(task, payload, batch_limit)
+            except Exception:
+                logger.exception("Could not run a batch of %s", task_name)  # as below
+                return ExceptionInfo()
 
         def run_model(call: ModelCall) -> float:
             call(batch_limit)

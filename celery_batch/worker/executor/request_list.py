@@ -2,12 +2,14 @@
 Runs a batch of a task whose function gets the list of its requests.
 
 Nothing is traced for each request: signals are sent once a batch, and the function stores the
-results.  Here it is noted for which requests it has done so, and which it has sent again.
+results.  Here it is noted for which requests it has done so, and which it has sent again: the
+others fail where it raises, so that their callers do not wait for ever.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,11 +18,14 @@ from typing import Any
 from billiard.einfo import ExceptionInfo
 from celery import signals, states
 from celery.app.task import Context
+from celery.exceptions import Ignore, Reject
+from celery.utils.serialization import get_pickleable_exception
 from kombu.serialization import prepare_accept_content
 from kombu.utils.uuid import uuid
 
 from celery_batch.batches import SimpleRequest
 from celery_batch.compat.celery import current_task
+from celery_batch.compat.results import notify_of_ends
 from celery_batch.payloads.store import StoreError
 from celery_batch.telemetry.report import Work
 from celery_batch.worker.dispatch.follow_up import (
@@ -30,6 +35,7 @@ from celery_batch.worker.dispatch.follow_up import (
     error_info,
 )
 from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
+from celery_batch.worker.executor.fast_trace import ignores_result
 from celery_batch.worker.executor.stored_values import Instead, read_stored_values
 from celery_batch.worker.executor.time_limit import SoftLimit
 
@@ -65,20 +71,22 @@ def run_requests(task: Any, payload: BatchPayload, limit: SoftLimit) -> BatchEnd
         if isinstance(found, SimpleRequest):
             requests[index] = found
         elif isinstance(found, Exception):
-            results[index] = _fail(task, delivery.task_id, Context(delivery.request), found)
+            results[index] = _fail(task, delivery, Context(delivery.request), found)
         elif found is Instead.LATER:
             results[index] = None
     if not requests:
         return BatchEnd(results, unanswered=Unanswered.NOT_READ)
     began = time.monotonic()
-    with _settled(task) as settled:
+    with _known_ends.noted(task.backend) as ends:
         failure = _call(task, list(requests.values()), limit)
         ended = time.monotonic()
         for index, request in requests.items():
-            if failure is None or request.id in settled:
-                results[index] = (0, None, ended - began)
-            else:
-                results[index] = _fail(task, request.id, request, failure)
+            if failure is not None and request.id not in ends:
+                results[index] = _fail(task, payload[index], request, failure)
+                continue
+            own = ends.get(request.id)
+            how = (0, None) if own is None else (1, error_info(own))
+            results[index] = (*how, ended - began)
     work = Work(1, began, ended, ended - began, rows=len(requests))
     return BatchEnd(results, work, unanswered=Unanswered.NOT_READ, stored=time.monotonic())
 
@@ -96,7 +104,7 @@ def _call(task: Any, requests: Sequence[SimpleRequest], limit: SoftLimit) -> Exc
     """Call the function with Celery's signals, and return what it raised."""
     task_id, arguments = uuid(), (requests,)
     about = {"task_id": task_id, "args": arguments, "kwargs": {}}
-    value, state = None, states.SUCCESS
+    value, state = None, states.FAILURE
     failure: Exception | None = None
     with current_task(task, Context(id=task_id, args=arguments, kwargs={})):
         signals.task_prerun.send(sender=task, task=task, **about)
@@ -106,52 +114,80 @@ def _call(task: Any, requests: Sequence[SimpleRequest], limit: SoftLimit) -> Exc
                     value = task(*arguments)
             except Exception as error:
                 logger.exception("%s raised for a batch of %d", task.name, len(requests))
-                failure, state, einfo = error, states.FAILURE, ExceptionInfo()
+                failure = get_pickleable_exception(error)
+                failure.__traceback__ = error.__traceback__
                 signals.task_failure.send(
                     sender=task,
                     exception=error,
                     traceback=error.__traceback__,
-                    einfo=einfo,
+                    einfo=ExceptionInfo(),
                     **about,
                 )
             else:
+                state = states.SUCCESS
                 signals.task_success.send(sender=task, result=value)
         finally:
             signals.task_postrun.send(sender=task, task=task, retval=value, state=state, **about)
     return failure
 
 
-@contextmanager
-def _settled(task: Any) -> Iterator[set[str]]:
-    """Yield a set that gets the ids of calls whose end is stored, or that are sent again."""
-    settled: set[str] = set()
-    backend = task.backend
-    own = backend.store_result
+class _KnownEnds:
+    """Notes which calls have an end that is stored, or are sent again, while batches run."""
 
-    def store_result(task_id: str, result: Any, state: str, *args: Any, **options: Any) -> Any:
-        found = own(task_id, result, state, *args, **options)
-        if state in states.READY_STATES:
-            settled.add(task_id)
-        return found
+    def __init__(self) -> None:
+        #: Of each batch that runs now; on the threads pool there may be several.
+        self._noted: list[dict[str, Exception | None]] = []
+        self._lock = threading.Lock()
 
-    def note_sent(headers: Any = None, **_: Any) -> None:
-        settled.add(str((headers or {}).get("id")))
+    @contextmanager
+    def noted(self, backend: Any) -> Iterator[dict[str, Exception | None]]:
+        """Yield a dict that gets the ids of calls that end meanwhile, with their errors."""
+        noted: dict[str, Exception | None] = {}
+        with self._lock:
+            notify_of_ends(type(backend), self._note)
+            if not self._noted:  # not always: publishing is slower with a receiver
+                signals.after_task_publish.connect(self._on_publish)
+            self._noted.append(noted)
+        try:
+            yield noted
+        finally:
+            with self._lock:
+                self._noted = [each for each in self._noted if each is not noted]
+                if not self._noted:
+                    signals.after_task_publish.disconnect(self._on_publish)
 
-    backend.store_result = store_result
-    signals.before_task_publish.connect(note_sent, weak=False)
-    try:
-        yield settled
-    finally:
-        signals.before_task_publish.disconnect(note_sent)
-        del backend.store_result
+    def _on_publish(self, headers: Any = None, body: Any = None, **_: Any) -> None:
+        found = headers.get("id") if headers else None
+        if found is None and isinstance(body, dict):  # Celery's older protocol
+            found = body.get("id")
+        self._note(str(found), None)
+
+    def _note(self, task_id: str, error: Any) -> None:
+        known = get_pickleable_exception(error) if isinstance(error, Exception) else None
+        for noted in self._noted:
+            noted[task_id] = known
 
 
-def _fail(task: Any, task_id: str, request: Any, error: Exception) -> TraceResult | ExceptionInfo:
+_known_ends = _KnownEnds()
+
+
+def _fail(
+    task: Any, delivery: Delivery, request: Any, error: Exception
+) -> TraceResult | ExceptionInfo:
     """Store a failure; the worker stores it if that fails."""
     einfo = error_info(error)
+    if isinstance(error, (Ignore, Reject)):  # the worker's handler does what they say
+        return 1, einfo, 0.0
+    is_stored = task.store_errors_even_if_ignored or not ignores_result(task, delivery.request)
     try:
-        task.backend.mark_as_failure(task_id, error, traceback=einfo.traceback, request=request)
+        task.backend.mark_as_failure(
+            delivery.task_id,
+            error,
+            traceback=einfo.traceback,
+            request=request,
+            store_result=is_stored,
+        )
     except Exception as failure:  # noqa: BLE001 (the other requests go on)
-        logger.warning("Could not store that %s has failed: %s", task_id, failure)
+        logger.warning("Could not store that %s has failed: %s", delivery.task_id, failure)
         return einfo
     return 1, einfo, 0.0

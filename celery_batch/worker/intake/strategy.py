@@ -27,7 +27,7 @@ from celery.app import trace
 from celery.exceptions import InvalidTaskError
 from celery.utils.imports import symbol_by_name
 from celery.worker import strategy
-from celery.worker.request import create_request_cls
+from celery.worker.request import Request, create_request_cls
 from celery.worker.state import revoked, task_reserved
 
 from celery_batch.compat.celery import RateLimits, has_global_qos
@@ -77,6 +77,8 @@ def batches(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
 def _request_class(task: Any) -> type:
     """Return a task's class of requests; with ours behind it, if it has another of Celery's."""
     own: type = symbol_by_name(task.Request)
+    if own is Request:
+        return BatchRequest
     if issubclass(own, BatchRequest):
         return own
     return type(own.__name__, (own, BatchRequest), {"__module__": own.__module__})
