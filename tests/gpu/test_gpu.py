@@ -15,7 +15,7 @@ from celery_batch import Streamer, ThreadedStreamer
 from celery_batch.runtime.devices import discover
 from celery_batch.telemetry.gpus import find_gpus
 from tests.services.place import SOON
-from tests.services.shop import Shop, enter_shop, environment_of, surroundings
+from tests.services.shop import Shop, open_shop
 
 pytestmark = pytest.mark.skipif(discover() == ["cpu"], reason="no NVIDIA GPU on this machine")
 
@@ -25,13 +25,8 @@ MODULE = "tests.services.gpu_tasks"
 @pytest.fixture
 def shop(broker: str, tmp_path: Path) -> Iterator[Shop]:
     """The app on an empty Redis."""
-    environment = environment_of(broker)
-    with surroundings(environment):
-        shop = enter_shop(environment, tmp_path, MODULE)
-        try:
-            yield shop
-        finally:
-            shop.close()
+    with open_shop(broker, tmp_path, module=MODULE) as shop:
+        yield shop
 
 
 def get_all(results: list[Any]) -> list[Any]:

@@ -18,7 +18,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery_batch import ConfigurationError
 from celery_batch.batches import Batches, SimpleRequest
 from tests.services.place import SOON, eventually
-from tests.services.shop import Shop, enter_shop, environment_of, surroundings
+from tests.services.shop import Shop, open_shop
 
 MODULE = "tests.services.requests_app"
 POOLS = [("-c", "1"), ("-c", "2"), ("-P", "solo"), ("-P", "threads", "-c", "2")]
@@ -30,13 +30,8 @@ def shop(request: pytest.FixtureRequest, broker: str, tmp_path: Path) -> Iterato
     url = broker
     if request.param == "rabbitmq":
         url = request.getfixturevalue("rabbitmq_server").url
-    environment = environment_of(url, backend=broker)
-    with surroundings(environment):
-        shop = enter_shop(environment, tmp_path, MODULE)
-        try:
-            yield shop
-        finally:
-            shop.close()
+    with open_shop(url, tmp_path, backend=broker, module=MODULE) as shop:
+        yield shop
 
 
 def get_all(results: list[Any]) -> list[Any]:

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from celery_batch.processes.redis_server import RedisServer
 from tests.services.place import SOON, eventually
-from tests.services.shop import Shop, Worker, enter_shop, environment_of, surroundings
+from tests.services.shop import Shop, Worker, open_shop
 
 MODULE = "tests.services.caching"
 
@@ -28,16 +29,7 @@ def cache_server() -> Iterator[RedisServer]:
         yield server
 
 
-@contextmanager
-def open_caching(broker: str, folder: Path, backend: str = "", memory: str = "") -> Iterator[Shop]:
-    """Have the app of these tests on some servers."""
-    environment = environment_of(broker, backend=backend, memory=memory)
-    with surroundings(environment):
-        shop = enter_shop(environment, folder, MODULE)
-        try:
-            yield shop
-        finally:
-            shop.close()
+open_caching = partial(open_shop, module=MODULE)
 
 
 @pytest.fixture

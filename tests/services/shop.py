@@ -207,7 +207,14 @@ def enter_shop(
 
 
 @contextmanager
-def open_shop(broker: str, folder: Path, *, backend: str = "", memory: str = "") -> Iterator[Shop]:
+def open_shop(
+    broker: str,
+    folder: Path,
+    *,
+    backend: str = "",
+    memory: str = "",
+    module: str = "tests.services.tasks",
+) -> Iterator[Shop]:
     """
     Have the tests' app on some servers; its workers end with the context.
 
@@ -216,10 +223,11 @@ def open_shop(broker: str, folder: Path, *, backend: str = "", memory: str = "")
         folder: For the workers' logs.
         backend: The result backend, the broker if empty.
         memory: The Redis for what the tasks remember, the backend if empty.
+        module: The app's module.
     """
     environment = environment_of(broker, backend=backend, memory=memory)
     with surroundings(environment):
-        shop = enter_shop(environment, folder)
+        shop = enter_shop(environment, folder, module)
         try:
             yield shop
         finally:
