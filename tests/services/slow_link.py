@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from math import inf
+from pathlib import Path
 
 __all__ = ["slow_link"]
 
@@ -15,17 +17,18 @@ _PIECE, _BUFFER = 1 << 16, 1 << 18
 
 
 @contextmanager
-def slow_link(port: int, rate: float) -> Iterator[int]:
+def slow_link(server: int | Path, rate: float = inf, delay: float = 0.0) -> Iterator[int]:
     """
     Return the port of a slow way to a server on this machine.
 
     Args:
-        port: The server's.
-        rate: Bytes a second from each client to the server; back they go at once.
+        server: Its port, or its unix socket.
+        rate: Bytes a second from each client to the server; back they go at any rate.
+        delay: Seconds that each piece takes on its way back.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
-    threading.Thread(target=_accept, args=(listener, port, rate), daemon=True).start()
+    threading.Thread(target=_accept, args=(listener, server, rate, delay), daemon=True).start()
     try:
         yield listener.getsockname()[1]
     finally:
@@ -33,20 +36,28 @@ def slow_link(port: int, rate: float) -> Iterator[int]:
         listener.close()
 
 
-def _accept(listener: socket.socket, port: int, rate: float) -> None:
+def _accept(listener: socket.socket, address: int | Path, rate: float, delay: float) -> None:
     with suppress(OSError):
         while True:
             client, _ = listener.accept()
-            server = socket.create_connection(("127.0.0.1", port))
-            for ends in ((client, server, rate), (server, client, None)):
+            server = _connect(address)
+            for ends in ((client, server, rate, 0.0), (server, client, inf, delay)):
                 threading.Thread(target=_pass_on, args=ends, daemon=True).start()
 
 
-def _pass_on(source: socket.socket, target: socket.socket, rate: float | None) -> None:
+def _connect(address: int | Path) -> socket.socket:
+    if isinstance(address, int):
+        return socket.create_connection(("127.0.0.1", address))
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(address))
+    return connection
+
+
+def _pass_on(source: socket.socket, target: socket.socket, rate: float, delay: float) -> None:
     with suppress(OSError), source:
         while piece := source.recv(_PIECE):
+            time.sleep(delay)
             target.sendall(piece)
-            if rate is not None:
-                time.sleep(len(piece) / rate)
+            time.sleep(len(piece) / rate)
     with suppress(OSError):
         target.shutdown(socket.SHUT_RDWR)

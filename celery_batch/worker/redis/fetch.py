@@ -172,6 +172,8 @@ class BulkFetch:
         self._empty: frozenset[str] = frozenset()
         self._is_closed = False
         self._awaits_reply = False
+        #: Whether to fetch from lists that were empty a moment ago, too.
+        self._is_stale = False
         self._is_single = False
         self._is_refused = False
         #: Delivery tags that the script has recorded, until kombu records them, too.
@@ -188,12 +190,22 @@ class BulkFetch:
         channel.qos.append = self._append
         self._is_within_prefetch = channel.qos.can_consume
         channel.qos.can_consume = self._can_fetch
+        scheduler.fetch = self
 
     def close(self) -> None:
         """Fetch no more; a reply that is on its way can still be read."""
         self._is_closed = True
         self._timer.cancel()
         self._wakeup.close()
+
+    def refresh(self) -> None:
+        """Fetch in the next pass of the event loop, without a wakeup."""
+        self._is_stale = not self._is_single
+
+    @property
+    def is_refreshing(self) -> bool:
+        """Whether a reply of Redis is on its way, or a fetch ahead that `refresh` asked for."""
+        return not self._is_closed and (self._is_stale or self._awaits_reply)
 
     def _wake(self) -> None:
         self._empty = frozenset()
@@ -215,7 +227,8 @@ class BulkFetch:
             # this connection's owner, and are put back when the connection ends.
             raise RedisConnectionError("a reply of Redis has been lost")
         now = time.monotonic()
-        is_soon = now - self._fetched_at < _FETCH_EVERY
+        is_soon = now - self._fetched_at < _FETCH_EVERY and not self._is_stale
+        self._is_stale = False
         if is_soon and self._empty and self._empty.issuperset(self._lists.all()):
             return
         lists, queues, most, reserved = self._lists.wanted(self._credit(), _AT_ONCE)

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from celery.worker import state
 from celery.worker.state import task_ready
@@ -43,6 +43,20 @@ logger = logging.getLogger(__name__)
 
 #: Seconds in which the event loop reads the messages that have come.
 _READ_TIME = 0.001
+
+#: Most seconds in which a busy broker replies, before the next batch runs without its reply.
+_MOST_READ_TIME = 0.1
+
+
+class Fetch(Protocol):
+    """Fetches messages from a broker that does not send them by itself."""
+
+    def refresh(self) -> None:
+        """Fetch at once."""
+
+    @property
+    def is_refreshing(self) -> bool:
+        """Whether the messages of a fetch are on their way."""
 
 
 class Scheduler:
@@ -75,6 +89,9 @@ class Scheduler:
         #: Whether messages are read one at a time.  Where batches run between them, all would be
         #: of one request if the first of a burst did not wait for the next.
         self.reads_singly = True
+        #: Fetches messages where many are read at once from a broker that is asked for them.
+        self.fetch: Fetch | None = None
+        self._read_until = 0.0
 
     def add(self, task_queue: TaskQueue, request: Any) -> None:
         """Add Celery's request to its task queue, unless it runs already or has been answered."""
@@ -132,7 +149,7 @@ class Scheduler:
                     # Outside the lock: the solo pool runs the whole batch in this call.
                     self._submitter.submit(formed)
                     if self._reads_first:
-                        self._timer.set(_READ_TIME)
+                        self._read_messages()
                         return
                     break
                 delays.append(formed.seconds)
@@ -148,6 +165,12 @@ class Scheduler:
         if not self.slots.run_inline or self._consumer.hub is None:
             return False
         return is_shared(self._task_queues.values(), time.monotonic())
+
+    def _read_messages(self) -> None:
+        if self.fetch is not None:
+            self.fetch.refresh()
+        self._read_until = time.monotonic() + _MOST_READ_TIME
+        self._timer.set(_READ_TIME)
 
     def _fail_past_deadline(self) -> None:
         for task_queue in self._with_requests():
@@ -212,6 +235,10 @@ class Scheduler:
         return self._priority.overtaken_by(task_queue, list(self.slots.jobs))
 
     def _on_timer(self, late: float) -> None:
+        is_reading = self.fetch is not None and self.fetch.is_refreshing
+        if is_reading and time.monotonic() < self._read_until:
+            self._timer.set(_READ_TIME)
+            return
         for task_queue in self._task_queues.values():
             if late > task_queue.policy.linger_seconds:
                 task_queue.restart_linger()
