@@ -24,6 +24,7 @@ KINDS = {
     "stock client": "bench.systems.celeries:StockClient",
     "celery": "bench.systems.celeries:PlainCelery",
     "celery-batches": "bench.systems.celeries:CeleryBatches",
+    "celery_batch.batches": "bench.systems.celeries:OurBatches",
     "our ThreadedStreamer": "bench.systems.our_streamers:OnOurThreads",
     "our Streamer": "bench.systems.our_streamers:OnOurProcesses",
     "ThreadedStreamer": "bench.systems.streamers:OnThreads",

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from bench.systems.system import TIMEOUT, System
 from bench.workers_ready import wait_for_workers
 
-__all__ = ["CeleryBatches", "Ours", "PlainCelery", "StockClient"]
+__all__ = ["CeleryBatches", "OurBatches", "Ours", "PlainCelery", "StockClient"]
 
 
 class _OnCelery(System):
@@ -54,6 +54,12 @@ class CeleryBatches(_OnCelery):
     """The package celery-batches."""
 
     module = "bench.systems.batches_app"
+
+
+class OurBatches(_OnCelery):
+    """The program for celery-batches with its import line changed, on the same Celery."""
+
+    module = "bench.systems.our_batches_app"
 
 
 class Ours(_OnCelery):

@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.faults.fault import Fault
 from tests.faults.faults import FAULTS
 from tests.faults.report import table, write_json
-from tests.faults.trial import try_fault
+from tests.faults.trial import KINDS, try_fault
 from tests.faults.verdict import Verdict
 from tests.services.rabbitmq import RabbitMQServer
 
@@ -53,6 +53,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--first-seed", type=int, default=0, help="to repeat one (0)")
     parser.add_argument("--broker", choices=("redis", "rabbitmq"), help="both unless named")
     parser.add_argument("--processes", type=int, choices=(1, 2), help="both unless named")
+    parser.add_argument("--task", choices=KINDS, default="", help="by chance unless named")
+    parser.add_argument("--items", type=int, default=0, help="as many as each fault says (0)")
     parser.add_argument("--patience", type=float, default=40.0, help="seconds to an answer (40)")
     parser.add_argument("--json", type=Path, help="write every verdict to this file")
     parser.add_argument("--keep", type=Path, help="leave logs and ledgers in this folder")
@@ -80,6 +82,8 @@ def _tried(
             seed,
             processes=processes,
             rabbitmq=rabbitmq,
+            task=options.task,
+            size=options.items,
             patience=options.patience,
             keep=keep,
         )

@@ -60,13 +60,17 @@ class Clients:
         url: The broker as callers know it.
         conf: Settings of the callers' app.
         patience: Seconds after which a sender gives an item up.
+        with_arrays: Whether every fourth item has a large array.
     """
 
-    def __init__(self, url: str, conf: dict[str, Any], patience: float) -> None:
+    def __init__(
+        self, url: str, conf: dict[str, Any], patience: float, *, with_arrays: bool = True
+    ) -> None:
         self.app = Celery("callers", broker=url, set_as_current=False)
         self.app.conf.update(conf, broker_pool_limit=THREADS, result_backend=None)
         self._task = self.app.task(base=BatchTask, name="faults.double", shared=False)(_double)
         self._patience = patience
+        self._with_arrays = with_arrays
         self._threads: list[threading.Thread] = []
 
     def send(self, items: Iterable[Item]) -> None:
@@ -100,7 +104,7 @@ class Clients:
     def _send(self, item: Item) -> bool:
         begun = time.monotonic()
         try:
-            is_large = item.number % _EACH == 0
+            is_large = self._with_arrays and item.number % _EACH == 0
             load = np.full(_NUMBERS, item.number, "f4") if is_large else None
             args = item.number, item.mood, load
             args, _, options = with_stored_values(self._task, args, None, {"task_id": item.id})

@@ -56,7 +56,7 @@ class Stage:
         rabbitmq: A running server, if that is to be the broker.
         patience: Seconds a caller tries to send.
         processes: Pool processes of each worker.
-        batch_options: Whether the task has all options by which batches are chosen.
+        task: "plain", "options" or "requests": what kind of task it is.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Stage:
         patience: float,
         processes: int,
         *,
-        batch_options: bool = False,
+        task: str = "plain",
     ) -> None:
         self.needs = needs
         self._processes = processes
-        self._batch_options = batch_options
+        self._task = task
         self.folder = folder
         self._rabbitmq = rabbitmq
         self._patience = patience
@@ -144,7 +144,9 @@ class Stage:
             worker.launch()
         for worker in self.workers:
             worker.wait()
-        self.clients = Clients(broker_url, conf, self._patience)
+        self.clients = Clients(
+            broker_url, conf, self._patience, with_arrays=self._task != "requests"
+        )
         self._stack.callback(pools.reset)
         self._stack.callback(self.clients.app.close)
 
@@ -173,7 +175,7 @@ class Stage:
             "PYTHONUNBUFFERED": "1",
             "FAULTS_CONF": json.dumps(conf),
             "FAULTS_LEDGER": str(self.ledger.path),
-            "FAULTS_BATCH_OPTIONS": str(int(self._batch_options)),
+            "FAULTS_TASK": self._task,
             "FAULTS_SECONDS_PER_ITEM": str(self.needs.seconds_per_item),
         }
         if self.needs.stepping_clock:

@@ -1,5 +1,8 @@
 """
-The worker's app under fire: one batch task that writes down what it runs.
+The worker's app under fire: one task that writes down what it runs.
+
+It is a batch task, or, as `FAULTS_TASK` says, one with all options by which batches are chosen,
+or one that is written for celery-batches.
 
 What it writes goes to a file that no fault touches, one write for each event, so
 that nothing is half written however the process ends.
@@ -15,6 +18,7 @@ from uuid import uuid4
 from celery import Celery
 
 from celery_batch import BatchTask
+from celery_batch.batches import Batches
 
 app = Celery("faults")
 app.conf.update(json.loads(os.environ["FAULTS_CONF"]))
@@ -29,7 +33,7 @@ def _cost(x, mood, load):  # noqa: ARG001
     return 1 + x % 5
 
 
-#: Everything by which batches are chosen, for half of the trials.
+#: Everything by which batches are chosen.
 _BATCH_OPTIONS = {
     "batch_by": _key,
     "cost": _cost,
@@ -38,8 +42,6 @@ _BATCH_OPTIONS = {
     "dedupe": True,
     "target_latency": 0.5,
 }
-if not int(os.environ["FAULTS_BATCH_OPTIONS"]):
-    _BATCH_OPTIONS = {}
 
 
 class BadItem(ValueError):
@@ -54,7 +56,6 @@ def _write(**event: object) -> None:
         os.close(ledger)
 
 
-@app.task(base=BatchTask, name="faults.double", max_batch_size=8, max_wait=0.02, **_BATCH_OPTIONS)
 def double(x, mood, load):
     """
     Double each number; a bad mood among the items harms the whole batch.
@@ -73,3 +74,22 @@ def double(x, mood, load):
         number * 2 if array is None or (array == number).all() else "another's array"
         for number, array in zip(x, load, strict=True)
     ]
+
+
+def double_requests(requests):
+    """Do so for the calls of a task of celery-batches, and store each result."""
+    numbers = double(*map(list, zip(*(request.args for request in requests), strict=True)))
+    for request, number in zip(requests, numbers, strict=True):
+        app.backend.mark_as_done(request.id, number, request=request)
+
+
+def _make_task(kind):
+    if kind == "requests":
+        options = {"flush_every": 8, "flush_interval": 0.02, "acks_late": True}
+        return app.task(base=Batches, name="faults.double", **options)(double_requests)
+    options = {"max_batch_size": 8, "max_wait": 0.02}
+    options |= _BATCH_OPTIONS if kind == "options" else {}
+    return app.task(base=BatchTask, name="faults.double", **options)(double)
+
+
+_make_task(os.environ["FAULTS_TASK"])

@@ -16,6 +16,11 @@ class _Cut(Fault):
     breaks_sending = True
 
 
+class _Raising(Fault):
+    name = "raising"
+    ends = ("BadItem",)
+
+
 class _Lasting(Fault):
     name = "lasting"
     keeps_striking = True
@@ -151,3 +156,25 @@ def test_array_that_never_expires_is_left():
     verdict = _judged(payloads={"a": 600, "b": -1})
 
     assert (verdict.left, verdict.stored) == (1, 2)
+
+
+def test_calls_of_a_list_of_requests_fail_together():
+    """Nothing runs such a batch again in parts, so each call has the error of its batch."""
+    failed = {3: [Run(1, [3, 4], 8.2, 8.3, failed=True)]}
+    error = {"a": Answer("FAILURE", "BadItem", seen=9.0)}
+    raised = Evidence(
+        items=[Item(3, id="a", accepted=True)],
+        runs=failed,
+        first=error,
+        last=error,
+        left=0,
+        payloads={},
+        injected=STRUCK,
+        struck=STRUCK,
+        cleared=OVER,
+        victims=set(),
+        veterans=set(),
+    )
+
+    assert judge(_Raising(), raised, Verdict("", "", 1, 0, "requests")).ok
+    assert judge(_Raising(), raised, Verdict("", "", 1, 0, "plain")).wrong == 1

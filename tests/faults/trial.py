@@ -13,7 +13,11 @@ from tests.faults.stage import Stage
 from tests.faults.verdict import Evidence, Verdict, judge
 from tests.services.rabbitmq import RabbitMQServer
 
-__all__ = ["try_fault"]
+__all__ = ["KINDS", "try_fault"]
+
+#: Tasks of a trial: a batch task, one with all options by which batches are chosen, and one that
+#: is written for celery-batches.
+KINDS = ("plain", "options", "requests")
 
 #: Items that harm their batch, where the fault is theirs.
 _HARMFUL = 4
@@ -25,6 +29,8 @@ def try_fault(
     *,
     processes: int,
     rabbitmq: RabbitMQServer | None = None,
+    task: str = "",
+    size: int = 0,
     patience: float = 25.0,
     keep: Path | None = None,
 ) -> Verdict:
@@ -36,29 +42,29 @@ def try_fault(
         seed: Of the moment, the victim and everything else left to chance.
         processes: Pool processes of each worker; with one, batches overlap in it.
         rabbitmq: The broker, running; a Redis of the trial's own if None.
+        task: "plain", "options" or "requests": what kind of task it is; by chance if "".
+        size: How many items; as many as the fault's if 0.
         patience: Seconds after the fault until an item without an answer counts as lost.
         keep: Where logs and ledger are left; by default they are removed.
     """
     chance = Random(f"{fault.name} {processes} {seed}")
-    items = _items(fault, chance)
-    batch_options = bool(chance.getrandbits(1))
+    items = _items(fault, chance, size or fault.size)
+    chosen = chance.choice(KINDS)
+    task = task or chosen
     broker = "rabbitmq" if rabbitmq else "redis"
-    verdict = Verdict(fault.name, broker, processes, seed, batch_options)
+    verdict = Verdict(fault.name, broker, processes, seed, task)
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         place = keep or Path(folder)
         place.mkdir(parents=True, exist_ok=True)
-        with Stage(
-            fault.needs, place, rabbitmq, patience, processes, batch_options=batch_options
-        ) as stage:
+        with Stage(fault.needs, place, rabbitmq, patience, processes, task=task) as stage:
             evidence = _play(fault, stage, items, chance, patience)
     return judge(fault, evidence, verdict)
 
 
-def _items(fault: Fault, chance: Random) -> list[Item]:
-    harmful = chance.sample(range(fault.size), _HARMFUL) if fault.mood else ()
+def _items(fault: Fault, chance: Random, size: int) -> list[Item]:
+    harmful = chance.sample(range(size), _HARMFUL) if fault.mood else ()
     return [
-        Item(number, mood=fault.mood if number in harmful else "good")
-        for number in range(fault.size)
+        Item(number, mood=fault.mood if number in harmful else "good") for number in range(size)
     ]
 
 

@@ -62,7 +62,7 @@ class Verdict:
         broker: "redis" or "rabbitmq".
         processes: Pool processes of each worker.
         seed: Of everything that was left to chance.
-        batch_options: Whether the task had all options by which batches are chosen.
+        task: "plain", "options" or "requests": what kind of task it was.
         accepted: Items the broker has taken; no others are judged.
         uncertain: Items that may have been sent twice.
         lost: Without an answer, and in no queue.
@@ -82,7 +82,7 @@ class Verdict:
     broker: str
     processes: int
     seed: int
-    batch_options: bool = False
+    task: str = "plain"
     accepted: int = 0
     uncertain: int = 0
     lost: int = 0
@@ -100,9 +100,8 @@ class Verdict:
     @property
     def name(self) -> str:
         """The trial's name: how it can be repeated."""
-        options = ", all batch options" if self.batch_options else ""
-        processes = f"{self.processes} pool process(es)"
-        return f"{self.fault} on {self.broker}, {processes}{options}, seed {self.seed}"
+        shape = f"{self.processes} pool process(es), task {self.task!r}"
+        return f"{self.fault} on {self.broker}, {shape}, seed {self.seed}"
 
     @property
     def ok(self) -> bool:
@@ -127,7 +126,7 @@ def judge(fault: Fault, evidence: Evidence, verdict: Verdict) -> Verdict:
         if item.id not in evidence.first:
             unanswered += 1
             verdict.notes.append(f"{_shown(item)} has no answer; {_history(item, evidence)}")
-        elif complaint := _complaint(fault, item, evidence):
+        elif complaint := _complaint(fault, item, evidence, verdict):
             verdict.wrong += 1
             verdict.notes.append(f"{_shown(item)} {complaint}; {_history(item, evidence)}")
         _count_repetitions(fault, item, evidence, verdict)
@@ -140,15 +139,20 @@ def judge(fault: Fault, evidence: Evidence, verdict: Verdict) -> Verdict:
     return verdict
 
 
-def _complaint(fault: Fault, item: Item, evidence: Evidence) -> str:
+def _complaint(fault: Fault, item: Item, evidence: Evidence, verdict: Verdict) -> str:
     first, last = evidence.first[item.id], evidence.last.get(item.id)
     if last is None or not first.same_as(last):
         return f"ended twice: {first}, {last}"
-    if item.mood == "good":
+    if item.mood == "good" and not _fails_with_its_batch(item, evidence, verdict):
         right = first.state == "SUCCESS" and first.result == 2 * item.number
     else:
         right = first.state == "FAILURE" and first.result in fault.ends
     return "" if right else f"ended with {first.state}: {first.result!r}"
+
+
+def _fails_with_its_batch(item: Item, evidence: Evidence, verdict: Verdict) -> bool:
+    runs = evidence.runs.get(item.number, [])
+    return verdict.task == "requests" and any(run.failed for run in runs)
 
 
 def _count_repetitions(fault: Fault, item: Item, evidence: Evidence, verdict: Verdict) -> None:

@@ -121,7 +121,7 @@ def _worker(python: str, folder: Path, url: str) -> Iterator[SupervisedWorker]:
         "PYTHONUNBUFFERED": "1",
         "FAULTS_CONF": json.dumps(conf),
         "FAULTS_LEDGER": str(folder / "ledger"),
-        "FAULTS_BATCH_OPTIONS": "0",
+        "FAULTS_TASK": "plain",
         "FAULTS_SECONDS_PER_ITEM": "0.0005",
     }
     worker = SupervisedWorker("w1", folder, env, 1, python=python)

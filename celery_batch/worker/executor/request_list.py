@@ -38,6 +38,8 @@ from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor.fast_trace import ignores_result
 from celery_batch.worker.executor.stored_values import Instead, read_stored_values
 from celery_batch.worker.executor.time_limit import SoftLimit
+from celery_batch.worker.redis.result_backend import results_stored_each
+from celery_batch.worker.redis.result_store import temporary_errors
 
 __all__ = ["run_requests"]
 
@@ -65,24 +67,25 @@ def run_requests(task: Any, payload: BatchPayload, limit: SoftLimit) -> BatchEnd
         return BatchEnd([None] * len(payload), unanswered=Unanswered.NOT_READ)
     results: list[TraceResult | ExceptionInfo | None] = [_DONE] * len(payload)
     requests: dict[int, SimpleRequest] = {}
+    failures = _Failures(task)
     accept = prepare_accept_content(task.app.conf.accept_content)
     for index, delivery in enumerate(payload):
         found = unreadable.get(index) or _read(delivery, accept)
         if isinstance(found, SimpleRequest):
             requests[index] = found
         elif isinstance(found, Exception):
-            results[index] = _fail(task, delivery, Context(delivery.request), found)
+            results[index] = failures.store(delivery, Context(delivery.request), found)
         elif found is Instead.LATER:
             results[index] = None
     if not requests:
         return BatchEnd(results, unanswered=Unanswered.NOT_READ)
     began = time.monotonic()
-    with _known_ends.noted(task.backend) as ends:
+    with results_stored_each(task), _known_ends.noted(task.backend) as ends:
         failure = _call(task, list(requests.values()), limit)
         ended = time.monotonic()
         for index, request in requests.items():
             if failure is not None and request.id not in ends:
-                results[index] = _fail(task, payload[index], request, failure)
+                results[index] = failures.store(payload[index], request, failure)
                 continue
             own = ends.get(request.id)
             how = (0, None) if own is None else (1, error_info(own))
@@ -171,23 +174,34 @@ class _KnownEnds:
 _known_ends = _KnownEnds()
 
 
-def _fail(
-    task: Any, delivery: Delivery, request: Any, error: Exception
-) -> TraceResult | ExceptionInfo:
-    """Store a failure; the worker stores it if that fails."""
-    einfo = error_info(error)
-    if isinstance(error, (Ignore, Reject)):  # the worker's handler does what they say
+class _Failures:
+    """Stores which requests of a batch have failed; the worker stores what this cannot."""
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+        self._can_store = True
+
+    def store(
+        self, delivery: Delivery, request: Any, error: Exception
+    ) -> TraceResult | ExceptionInfo:
+        """Store a failure, and return the outcome of its request."""
+        task, einfo = self._task, error_info(error)
+        if isinstance(error, (Ignore, Reject)):  # the worker's handler does what they say
+            return 1, einfo, 0.0
+        if not self._can_store:
+            return einfo
+        is_stored = task.store_errors_even_if_ignored or not ignores_result(task, delivery.request)
+        try:
+            task.backend.mark_as_failure(
+                delivery.task_id,
+                error,
+                traceback=einfo.traceback,
+                request=request,
+                store_result=is_stored,
+            )
+        except Exception as failure:  # noqa: BLE001 (the other requests go on)
+            # It was tried for many seconds, and each of the others would take as long.
+            self._can_store = not isinstance(failure, temporary_errors(task.backend))
+            logger.warning("Could not store that %s has failed: %s", delivery.task_id, failure)
+            return einfo
         return 1, einfo, 0.0
-    is_stored = task.store_errors_even_if_ignored or not ignores_result(task, delivery.request)
-    try:
-        task.backend.mark_as_failure(
-            delivery.task_id,
-            error,
-            traceback=einfo.traceback,
-            request=request,
-            store_result=is_stored,
-        )
-    except Exception as failure:  # noqa: BLE001 (the other requests go on)
-        logger.warning("Could not store that %s has failed: %s", delivery.task_id, failure)
-        return einfo
-    return 1, einfo, 0.0

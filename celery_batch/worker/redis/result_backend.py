@@ -36,6 +36,7 @@ __all__ = [
     "buffered_results",
     "named_channel",
     "notify_clients",
+    "results_stored_each",
     "stores_in_bulk",
 ]
 
@@ -73,6 +74,9 @@ class _OfThread(threading.local):
 
     #: Whether it collects results, to store them together.
     collects = False
+
+    #: Whether it stores results in one round trip each, though no client is to be notified.
+    stores_each = False
 
     #: The facts of the model calls of its tasks, by task id.
     facts: Mapping[str, Facts] = _NO_FACTS
@@ -125,13 +129,27 @@ class BulkResultWriter:
             if self._stores_in_bulk:
                 thread.collects, thread.entries = True, {}
                 yield self
-                self._flush()
+                self._write(self._take())
             else:
                 thread.unnotified = []
                 yield None
         finally:
             self._notify_collected()
             thread.collects, thread.entries, thread.facts, thread.unnotified = before
+
+    @contextmanager
+    def storing_each(self) -> Iterator[None]:
+        """
+        Store each result of this thread at once in this block, but in one round trip.
+
+        Celery's own way takes three, of which it retries only one where the connection is lost.
+        """
+        thread = self._thread
+        before, thread.stores_each = thread.stores_each, self._stores_in_bulk
+        try:
+            yield
+        finally:
+            thread.stores_each = before
 
     def record(
         self,
@@ -145,7 +163,8 @@ class BulkResultWriter:
         """Store one result as Celery's backend does, soon or now, and notify its client."""
         channel = _reply_channel(task_id, state, request) if self._notifies else ""
         name = bytes_to_str(task_id)
-        if not self._thread.collects and not (channel and self._stores_in_bulk):
+        is_single = not self._thread.collects
+        if is_single and not self._thread.stores_each and not (channel and self._stores_in_bulk):
             self._store_one(task_id, result, state, traceback, request=request, **kwargs)
             if channel:
                 key = self._backend.get_key_for_task(name)
@@ -157,10 +176,9 @@ class BulkResultWriter:
         )
         meta["task_id"] = name
         reads = bool(getattr(request, READS_PAYLOADS, None))
-        if not self._thread.collects or getattr(request, "chord", None):
+        if is_single or getattr(request, "chord", None):
             # Its body may start, and read the result, as soon as this part of the chord is counted.
-            entry = self._entry(meta, channel, self._backend.encode, reads_payloads=reads)
-            self._backend.ensure(self._store.write, ([entry],))
+            self._write([self._entry(meta, channel, self._backend.encode, reads_payloads=reads)])
         else:
             self.add(meta, channel, self._backend.encode, reads_payloads=reads)
         return result
@@ -230,13 +248,13 @@ class BulkResultWriter:
             self._thread.unnotified = []
             self._store.notify(unnotified)
 
-    def _flush(self) -> None:
-        """Store what has been collected, retried as Celery's own retry policy says."""
+    def _write(self, entries: list[Entry]) -> None:
+        """Store these, retried as Celery's own retry policy says."""
         backend = self._backend
         policy = backend.retry_policy
         errback = partial(backend.on_connection_error, policy["max_retries"])
         errors = temporary_errors(backend)
-        retry_over_time(self._store.write, errors, (self._take(),), errback=errback, **policy)
+        retry_over_time(self._store.write, errors, (entries,), errback=errback, **policy)
 
     def _take(self) -> list[Entry]:
         entries, self._thread.entries = self._thread.entries, {}
@@ -312,6 +330,12 @@ def buffered_results(task: Any) -> AbstractContextManager[BulkResultWriter | Non
     """
     writer = BulkResultWriter.of(task.backend)
     return nullcontext() if writer is None else writer.buffering()
+
+
+def results_stored_each(task: Any) -> AbstractContextManager[None]:
+    """Return a context in which each result is stored at once, but in one round trip."""
+    writer = BulkResultWriter.of(task.backend)
+    return nullcontext() if writer is None else writer.storing_each()
 
 
 def announce_ends(task: Any) -> None:

@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 #: Seconds in which the event loop reads the messages that have come.
 _READ_TIME = 0.001
 
-#: Most seconds in which a busy broker replies, before the next batch runs without its reply.
-_MOST_READ_TIME = 0.1
+#: Seconds after which the next batch runs though the broker has not replied.
+_MOST_READ_TIME = 1.0
 
 
 class Fetch(Protocol):
