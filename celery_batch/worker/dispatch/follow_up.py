@@ -152,10 +152,13 @@ class HandlerCall:
 
 def error_info(error: Exception) -> ExceptionInfo:
     """Wrap an error as the pool would."""
+    traceback = error.__traceback__
     try:
         raise error
     except type(error):
         return ExceptionInfo()
+    finally:  # else it would grow with each request that the error is for
+        error.__traceback__ = traceback
 
 
 @dataclass(slots=True)

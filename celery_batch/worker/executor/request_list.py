@@ -117,8 +117,7 @@ def _call(task: Any, requests: Sequence[SimpleRequest], limit: SoftLimit) -> Exc
                     value = task(*arguments)
             except Exception as error:
                 logger.exception("%s raised for a batch of %d", task.name, len(requests))
-                failure = get_pickleable_exception(error)
-                failure.__traceback__ = error.__traceback__
+                failure = error
                 signals.task_failure.send(
                     sender=task,
                     exception=error,
@@ -185,7 +184,7 @@ class _Failures:
         self, delivery: Delivery, request: Any, error: Exception
     ) -> TraceResult | ExceptionInfo:
         """Store a failure, and return the outcome of its request."""
-        task, einfo = self._task, error_info(error)
+        task, einfo = self._task, _info_for_worker(error)
         if isinstance(error, (Ignore, Reject)):  # the worker's handler does what they say
             return 1, einfo, 0.0
         if not self._can_store:
@@ -205,3 +204,14 @@ class _Failures:
             logger.warning("Could not store that %s has failed: %s", delivery.task_id, failure)
             return einfo
         return 1, einfo, 0.0
+
+
+def _info_for_worker(error: Exception) -> ExceptionInfo:
+    """Wrap an error, or what can be pickled of it, with the traceback of what was raised."""
+    einfo, known = error_info(error), get_pickleable_exception(error)
+    if known is error:
+        return einfo
+    told = einfo.traceback
+    einfo = error_info(known.with_traceback(error.__traceback__))
+    einfo.traceback = told
+    return einfo
