@@ -28,6 +28,7 @@ from celery._state import pop_current_task, push_current_task
 from celery.app import autoretry, trace
 from celery.backends.base import Backend
 from celery.utils.saferepr import saferepr
+from celery.utils.timer2 import Timer
 from celery.worker import request as celery_request
 from celery.worker.consumer import Consumer
 from celery.worker.consumer.tasks import Tasks
@@ -44,6 +45,7 @@ __all__ = [
     "defer_signals",
     "does_debug",
     "encode_results_with",
+    "fire_on_time",
     "has_global_qos",
     "is_contested",
     "is_waiting",
@@ -135,6 +137,43 @@ def _saferepr(value: Any, *args: Any, **options: Any) -> str | None:
 
 if getattr(trace, "saferepr", None) is saferepr:  # else every result gets its repr
     trace.saferepr = _saferepr
+
+
+#: What `fire_on_time` needs of Celery's timer thread.
+_TIMER = ("_next_entry", "not_empty", "schedule")
+
+
+def fire_on_time(timer: Any) -> None:
+    """
+    Have Celery's timer thread wake for an earlier entry than the one that it waits for.
+
+    It sleeps for a second at a time, so a request whose `eta` is near would be late.  Event loops
+    and the timers of other pools are left as they are.
+
+    Args:
+        timer: The worker's timer.
+    """
+    if not isinstance(timer, Timer) or "_next_entry" in vars(timer):
+        return
+    missing = [name for name in _TIMER if not hasattr(timer, name)]
+    if not missing and not hasattr(timer.schedule, "_queue"):
+        missing = ["_queue"]
+    if missing:
+        logger.warning("this Celery's timer has no %s: an eta may be late", ", ".join(missing))
+        return
+    next_entry = timer._next_entry  # noqa: SLF001 (there is no public way)
+
+    def next_entry_or_wait() -> None:
+        delay = next_entry()
+        if not delay:
+            return
+        with timer.not_empty:  # each new entry notifies it
+            queue = timer.schedule._queue  # noqa: SLF001 (as above)
+            if queue:  # an entry may have come since
+                delay = min(delay, queue[0].eta - time.monotonic())
+            timer.not_empty.wait(max(delay, 0.0))
+
+    timer._next_entry = next_entry_or_wait  # noqa: SLF001 (as above)
 
 
 def release_starter(worker: Any) -> None:

@@ -19,7 +19,12 @@ import celery_batch.worker.control.commands  # noqa: F401 (adds the remote contr
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.compat import gc
 from celery_batch.compat.billiard import PoolPipe, read_before_flush
-from celery_batch.compat.celery import defer_signals, reconnect_soon, release_starter
+from celery_batch.compat.celery import (
+    defer_signals,
+    fire_on_time,
+    reconnect_soon,
+    release_starter,
+)
 from celery_batch.compat.fast_paths import FastPaths, PathState, states_in_words
 from celery_batch.config import LARGEST_BATCH, Settings, milliseconds_warnings, policy_of
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed
@@ -192,6 +197,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(consumer, **kwargs)
         self.validator = MessageValidator(consumer)
         self.scheduler = Scheduler(consumer, self.validator.refuse_read)
+        fire_on_time(consumer.timer)
         self.bulk = BulkPath(consumer, self.scheduler, self.validator.read)
         self.served_tasks = ServedTasksEntry(consumer, self.scheduler)
         self.runtime_config = RuntimeConfig(consumer, self.scheduler, self.served_tasks)

@@ -131,3 +131,62 @@ def test_a_worker_that_cannot_start(tmp_path: Path):
     )
 
     assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+#: A worker without an event loop, whose timer waits for a request of the next hour.
+DELAYED = """
+import statistics
+import time
+
+import pytest
+from celery import shared_task
+
+from celery_batch import BatchTask
+
+pytest_plugins = ("celery.contrib.pytest",)
+
+
+@shared_task(base=BatchTask, name="their.late")
+def late(x):
+    return x
+
+
+@pytest.fixture(scope="session")
+def celery_config():
+    return {"broker_transport_options": {"polling_interval": 0.01}}
+
+
+@pytest.fixture(scope="session")
+def celery_includes():
+    return ["celery.contrib.testing.tasks"]
+
+
+def took(n):
+    began = time.monotonic()
+    assert n == late.apply_async((n,), countdown=0.1).get(timeout=20)
+    return time.monotonic() - began
+
+
+def test_it(celery_app, celery_worker):
+    late.apply_async((0,), countdown=3600)
+    took(0)
+    seconds = [took(n) for n in range(7)]
+    assert min(seconds) >= 0.1
+    assert statistics.median(seconds) < 0.7, seconds
+"""
+
+
+def test_an_eta_is_kept_without_an_event_loop(tmp_path: Path):
+    """Celery's timer may sleep for another second otherwise, every time."""
+    (tmp_path / "test_theirs.py").write_text(DELAYED)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_theirs.py"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
