@@ -1,4 +1,4 @@
-.PHONY: help demo up test test-thorough coverage faults compat backfill-kills fuzz check lock bench bench-seeds bench-web pictures format clean
+.PHONY: help demo up docs test test-thorough coverage faults compat backfill-kills fuzz check lock bench bench-seeds bench-web pictures format clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -57,7 +57,7 @@ coverage: $(STAMP) ## Branch coverage with all that tests start, pool processes 
 	@COVERAGE_FILE='$(GATHERED)/data' $(BIN)/python -m coverage combine --quiet $(RCFILE)
 	@COVERAGE_FILE='$(GATHERED)/data' $(BIN)/python -m coverage report $(RCFILE) --skip-covered
 
-check: $(STAMP) ## Lint, types, import rules and cycles, sizes, lock, documented examples
+check: $(STAMP) ## Lint, types, import rules and cycles, sizes, lock, the site, documented examples
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -65,6 +65,7 @@ check: $(STAMP) ## Lint, types, import rules and cycles, sizes, lock, documented
 	@$(BIN)/interrogate -q tests || { $(BIN)/interrogate -vv tests | grep MISSED; exit 1; }
 	@$(BIN)/python tests/house.py
 	@$(BIN)/python tests/lock.py
+	@$(BIN)/python -m sphinx -b html -n -W -q docs build/docs
 	@COVERAGE_FILE=.coverage.batching $(BIN)/python -m pytest -q -n 3 --dist loadgroup tests/batching --cov=celery_batch.batching --cov-report=term-missing:skip-covered --cov-fail-under=100
 	@$(BIN)/python -m pytest -q -n 3 --dist loadgroup tests/docs
 
@@ -85,6 +86,9 @@ bench-web: $(STAMP) ## Measure our web servers beside service-streamer's, LitSer
 # It has to work also where constraints.txt and pyproject.toml contradict each other.
 lock: $(if $(wildcard $(STAMP)),,$(STAMP)) ## Lock what pyproject.toml asks for (UPGRADE="ruff mypy" or UPGRADE=all for newer versions)
 	@$(BIN)/python tests/lock.py --write $(if $(UPGRADE),--upgrade $(UPGRADE))
+
+docs: $(STAMP) ## Build the site into build/docs
+	@$(BIN)/python -m sphinx -b html -n -W -q docs build/docs
 
 format: $(STAMP) ## Put every file into shape
 	@$(BIN)/ruff check --fix .

@@ -86,7 +86,7 @@ class BatchTask(ChunkCalls, ClientMethods):
     Strategy = "celery_batch.worker.intake.strategy:batches"
     Request = "celery_batch.worker.intake.request:BatchRequest"
 
-    #: Acknowledged once the result is stored: the requests of a worker that dies run elsewhere.
+    #: Acknowledged once the result is stored, so the requests of a worker that dies run elsewhere.
     acks_late = True
 
     #: Most rows in one call; a request has one row unless it is a chunk. `batch_max_size`.
@@ -102,11 +102,11 @@ class BatchTask(ChunkCalls, ClientMethods):
     #: overtake them; `batch_low_priority_share`.
     low_priority_share: ClassVar[float | None] = None
 
-    #: The weight of this task among those that share a worker: while several have work, their
+    #: The weight of this task among those that share a worker. While several have work, their
     #: seconds in the model are in proportion to it.
     device_share: ClassVar[float] = 1.0
 
-    #: What an item costs: a function of its arguments, or the name of the parameter whose length
+    #: What an item costs, as a function of its arguments, or the name of the parameter whose length
     #: counts.  It runs in the worker's main process, without a model; a `Model` may define it.
     cost: ClassVar[Callable[..., Any] | str | None] = None
 
@@ -116,7 +116,7 @@ class BatchTask(ChunkCalls, ClientMethods):
     #: The highest cost of one item; one that costs more fails.
     max_item_cost: ClassVar[float | None] = None
 
-    #: Whether the model pads all rows to the longest: a batch costs that times its rows.
+    #: Whether the model pads all rows to the longest; a batch costs that times its rows.
     padded: ClassVar[bool] = False
 
     #: From how many batches' worth of waiting requests a padded batch of similar lengths is
@@ -129,7 +129,7 @@ class BatchTask(ChunkCalls, ClientMethods):
     #: Seconds for which answers are kept in Redis and used again; `batch_cache_url`.
     cache_ttl: ClassVar[float | None] = None
 
-    #: A text or a whole number that changes with the model: answers of another version are not
+    #: A text or a whole number that changes with the model; answers of another version are not
     #: used.  A `Model` may have it.
     version: ClassVar[str | int | None] = None
 
@@ -140,18 +140,18 @@ class BatchTask(ChunkCalls, ClientMethods):
     #: The lengths that rows are padded to, ascending; None for any.  A `Model` defines it itself.
     batch_lengths: ClassVar[Sequence[int] | None] = None
 
-    #: The row that fills calls up: a value, or a tuple of one for each parameter, or a function
+    #: The row that fills calls up, as a value, or a tuple of one for each parameter, or a function
     #: that returns it.  None to repeat the last row.
     padding_row: ClassVar[Any] = None
 
     #: Returns a row of a given length, to warm up with; a `Model` has it as a method.
     example: ClassVar[Callable[[int], Any] | None] = None
 
-    #: Only items with equal keys share a batch: names of parameters, of which the function then
+    #: Only items with equal keys share a batch. Names of parameters, of which the function then
     #: gets one value instead of a list; or a function of an item's arguments, which runs as `cost`.
     batch_by: ClassVar[Callable[..., Any] | str | Sequence[str] | None] = None
 
-    #: What a batch's outputs in one array become: "arrays", one for each row, or "lists" of
+    #: Whether a batch's outputs in one array become "arrays", one for each row, or "lists" of
     #: numbers; `batch_outputs`.
     outputs: ClassVar[str | None] = None
 

@@ -190,7 +190,7 @@ class BatchPolicy:
 
     @property
     def max_batch_work(self) -> float:
-        """Most work in one model call: its cost, or its rows where cost is not limited."""
+        """Most work in one model call, in cost, or in its rows where cost is not limited."""
         return self.max_batch_size if self.max_batch_cost is None else self.max_batch_cost
 
     def work_of(self, rows: int, cost: float) -> float:
@@ -201,7 +201,7 @@ class BatchPolicy:
 
     @property
     def linger_seconds(self) -> float:
-        """The linger time: as given or the default, and never longer than ``max_wait``."""
+        """The linger time, as given or the default, and never longer than ``max_wait``."""
         linger = DEFAULT_LINGER if self.linger is None else self.linger
         return min(linger, self.max_wait)
 

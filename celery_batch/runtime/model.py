@@ -18,11 +18,11 @@ class Model:
     does not import them.
     """
 
-    #: What an item costs, where the task's batches are limited by cost: a static method that
+    #: What an item costs, where the task's batches are limited by cost; a static method that
     #: takes what `predict` takes, for one item, or the name of a parameter whose length counts.
     cost: ClassVar[Any] = None
 
-    #: A text or a whole number that changes with the weights: cached answers of another version are
+    #: A text or a whole number that changes with the weights; cached answers of another version are
     #: not used.
     version: ClassVar[Any] = None
 
@@ -32,11 +32,11 @@ class Model:
     #: The lengths that `predict` pads its rows to, ascending; None for any.
     batch_lengths: ClassVar[Sequence[int] | None] = None
 
-    #: The row that fills a call up to its size: an input as in `examples`, or a method that
+    #: The row that fills a call up to its size; an input as in `examples`, or a method that
     #: returns one.  None to repeat the last row of the call.
     padding_row: Any = None
 
-    #: By which items share a batch, where the task has no ``batch_by`` of its own: names of
+    #: By which items share a batch, where the task has no ``batch_by`` of its own; names of
     #: parameters of `predict` (of `collate`, if that is defined), of which it gets one value
     #: instead of a list, or a static method.
     batch_by: ClassVar[Any] = None

@@ -388,7 +388,7 @@ class RedisStreamer:
         #: The queue that our workers consume.
         self.queue = queue_of(prefix)
         with _apps_lock:
-            #: The Celery app: its ``control.inspect()`` asks the workers.
+            #: The Celery app, whose ``control.inspect()`` asks the workers.
             self.app = _app(redis_broker)
             #: The Celery task that an item becomes.
             self.task = self.app.tasks.get(task_of(prefix)) or _register(self.app, prefix)

@@ -10,6 +10,7 @@ import sys
 import tarfile
 import venv
 import zipfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,8 @@ def test_sdist_holds_the_package_and_its_documents(built: Path) -> None:
     """The sdist has modules, scripts, documents and license; no tests, pictures or applications."""
     with tarfile.open(built / f"celery_batch-{__version__}.tar.gz") as archive:
         files = {each.name.partition("/")[2] for each in archive.getmembers() if each.isfile()}
-    documents = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    docs = (ROOT / "docs").rglob("*.md"), (ROOT / "docs").glob("*.py")
+    documents = {path.relative_to(ROOT).as_posix() for path in chain(*docs)}
     files.discard(".gitignore")  # hatchling brings it along
     alone = {name for name in files if "/" not in name}
 

@@ -1,0 +1,48 @@
+"""How Sphinx builds the site: `make docs`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from celery_batch import __version__
+
+_REPOSITORY = "https://github.com/celery-batch/celery-batch/blob/main/"
+
+project = "celery_batch"
+author = copyright = "The celery_batch authors"  # noqa: A001 (Sphinx's name)
+release = version = __version__
+extensions = [
+    *("myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"),
+    *("sphinx_click", "sphinx_copybutton"),
+]
+root_doc = "index"
+html_theme = "furo"
+html_title = "celery_batch"
+html_theme_options = {"source_repository": _REPOSITORY.partition("/blob/")[0]}
+myst_heading_anchors = 4
+autodoc_class_signature = "separated"
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # docstrings name types where they are not plain
+# Without a network there are no inventories of other projects.
+nitpick_ignore_regex = [("py:.*", r"(?!celery_batch\.).*")]
+
+#: A link to a file of the repository that is not a page of the site.
+_LINK = re.compile(r"\]\(\.\./((?:\.\./)*)([^)#]+)(#[^)]*)?\)")
+
+
+def _link_to_repository(_app: Any, page: str, source: list[str]) -> None:
+    """Point links that leave this folder to the repository."""
+    depth = page.count("/")
+
+    def target(match: re.Match[str]) -> str:
+        if match[1].count("../") != depth:
+            return match[0]
+        return f"]({_REPOSITORY}{match[2]}{match[3] or ''})"
+
+    source[0] = _LINK.sub(target, source[0])
+
+
+def setup(app: Any) -> None:
+    """Connect what Sphinx calls."""
+    app.connect("source-read", _link_to_repository)
