@@ -218,7 +218,7 @@ class Batches(BatchTask):
         cls.max_batch_size = cls.flush_every  # here, since `task_annotations` may have changed it
         cls.max_wait = cls.linger = cls.flush_interval
         Settings.of(app)
-        policy_of(cls)
+        _check_policy(cls)
         max_worker_losses(cls)
         max_queue_of(app, cls)
         add_bootsteps(app)
@@ -288,6 +288,18 @@ class Batches(BatchTask):
         raise takes_no_rows(self)
 
 
+def _check_policy(cls: Any) -> None:
+    """Refuse wrong values under the names of celery-batches."""
+    for name in ("flush_every", "flush_interval"):
+        if getattr(cls, name) is None:
+            raise ConfigurationError(f"{cls.name}.{name}: must be a number, got None")
+    try:
+        policy_of(cls)
+    except ConfigurationError as error:
+        text = str(error).replace("max_batch_size", "flush_every")
+        raise ConfigurationError(text.replace("max_wait", "flush_interval")) from None
+
+
 def takes_no_rows(task: Any) -> ConfigurationError:
     """Return the error of somebody who wants to give a `Batches` task rows."""
     return ConfigurationError(
@@ -308,6 +320,13 @@ def _check_function(cls: Any, label: str) -> None:
             f"{label}.autoretry_for: a batch has no message to retry; send the calls again, with"
             f" apply_async(request.args, request.kwargs, task_id=request.id)"
         )
+    is_bound = not isinstance(inspect.getattr_static(cls, "run"), staticmethod)
+    try:
+        inspect.signature(cls.run).bind(*([cls] if is_bound else []), [])
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{label}: its function must take one argument, the list of requests: {error}"
+        ) from None
     if inspect.iscoroutinefunction(inspect.unwrap(cls.run)):
         raise ConfigurationError(f"{label}: is a coroutine function, and nothing would await it")
 

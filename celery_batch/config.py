@@ -117,7 +117,12 @@ FAST_PATHS = (
 
 
 #: What options are called elsewhere; the names that look most like these mean something else.
-_USUAL_NAMES = {"batch_size": "max_batch_size", "timeout": "time_limit"}
+_USUAL_NAMES = {
+    "batch_size": "max_batch_size",
+    "flush_every": "max_batch_size",  # celery-batches' names
+    "flush_interval": "max_wait",
+    "timeout": "time_limit",
+}
 
 
 @dataclass(frozen=True, slots=True)

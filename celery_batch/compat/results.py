@@ -65,13 +65,13 @@ def read_meta_with(field: str, restore: Callable[[Any, Any], Any]) -> None:
     Backend.meta_from_decoded = meta_from_decoded
 
 
-def notify_of_ends(kind: type, notify: Callable[[str, Any], object]) -> None:
+def notify_of_ends(kind: type, notify: Callable[[str, Any, Any], object]) -> None:
     """
     Have the result backends of a class say which tasks have ended, whatever thread uses them.
 
     Args:
         kind: The class.
-        notify: Given a task's id, and its error or None, after its end was stored.
+        notify: Given a task's id, its error or None, and its result, after its end was stored.
     """
     if "notifies_of_ends" in vars(kind):
         return
@@ -79,21 +79,21 @@ def notify_of_ends(kind: type, notify: Callable[[str, Any], object]) -> None:
     store = kind.store_result  # type: ignore[attr-defined]
 
     @wraps(done)
-    def mark_as_done(self: Any, task_id: str, *args: Any, **options: Any) -> Any:
-        found = done(self, task_id, *args, **options)
-        notify(task_id, None)
+    def mark_as_done(self: Any, task_id: str, result: Any, *args: Any, **options: Any) -> Any:
+        found = done(self, task_id, result, *args, **options)
+        notify(task_id, None, result)
         return found
 
     @wraps(failed)
     def mark_as_failure(self: Any, task_id: str, exc: Any, *args: Any, **options: Any) -> Any:
         found = failed(self, task_id, exc, *args, **options)
-        notify(task_id, exc)
+        notify(task_id, exc, None)
         return found
 
     @wraps(revoked)
     def mark_as_revoked(self: Any, task_id: str, *args: Any, **options: Any) -> Any:
         found = revoked(self, task_id, *args, **options)
-        notify(task_id, None)
+        notify(task_id, None, None)
         return found
 
     @wraps(store)
@@ -102,7 +102,7 @@ def notify_of_ends(kind: type, notify: Callable[[str, Any], object]) -> None:
     ) -> Any:
         found = store(self, task_id, result, state, *args, **more)
         if state in READY_STATES:
-            notify(task_id, result if state in EXCEPTION_STATES else None)
+            notify(task_id, *((result, None) if state in EXCEPTION_STATES else (None, result)))
         return found
 
     for method in (mark_as_done, mark_as_failure, mark_as_revoked, store_result):

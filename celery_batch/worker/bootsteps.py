@@ -304,7 +304,11 @@ def attach_steps(consumer: Any) -> None:
 def log_policy(task: Any) -> None:
     """Log when the batches of a task leave."""
     policy = policy_of(task)
-    for warning in milliseconds_warnings(task.name, policy) if task.traces_items else ():
+    if not task.traces_items:  # of celery-batches, whose names they are
+        every, interval = policy.max_batch_size, policy.max_wait
+        logger.info("%s: flush_every %d, flush_interval %g s", task.name, every, interval)
+        return
+    for warning in milliseconds_warnings(task.name, policy):
         logger.warning("%s", warning)
     logger.info(
         "%s: batches of up to %s, max_wait %g s, linger %g s%s",

@@ -230,11 +230,15 @@ def test_the_prefetch_is_enough_for_a_batch(shop: Shop):
 
 def test_events_are_sent_for_each_request(shop: Shop):
     """As its batch ends."""
-    worker, seen = shop.worker("-c", "1"), Counter[str]()
+    worker, seen, shown = shop.worker("-c", "1"), Counter[str](), set[str]()
+
+    def note(event: dict[str, Any]) -> None:
+        seen.update([event["type"]])
+        if event["type"] == "task-succeeded":
+            shown.add(event["result"])
+
     with shop.app.connection_for_read() as connection:
-        receiver = shop.app.events.Receiver(
-            connection, handlers={"*": lambda event: seen.update([event["type"]])}
-        )
+        receiver = shop.app.events.Receiver(connection, handlers={"*": note})
         with receiver.consumer_context() as (heard, *_):
             while not seen:  # until the broker passes events on
                 shop.app.control.heartbeat(destination=[worker.name])
@@ -242,11 +246,14 @@ def test_events_are_sent_for_each_request(shop: Shop):
                     heard.drain_events(timeout=0.5)
             get_all([shop.total.delay(n) for n in range(4)])
             get_all([shop.total.delay(13) for _ in range(4)])
-            while seen["task-failed"] < 4:
+            get_all([shop.again.delay(n) for n in range(0, 8, 2)])  # each is sent again once
+            while seen["task-failed"] < 4 or seen["task-succeeded"] < 8:
                 heard.drain_events(timeout=SOON)
 
-    found = {kind: seen[f"task-{kind}"] for kind in ("received", "started", "succeeded", "failed")}
-    assert {"received": 8, "started": 8, "succeeded": 4, "failed": 4} == found
+    kinds = ("received", "started", "succeeded", "failed", "retried")
+    found = {kind: seen[f"task-{kind}"] for kind in kinds}
+    assert {"received": 16, "started": 16, "succeeded": 8, "failed": 4, "retried": 4} == found
+    assert {"6", "1", "3", "5", "7"} == shown
 
 
 def test_a_chord_ends_with_marked_results(shop: Shop):
@@ -297,7 +304,9 @@ def test_steps_that_there_are_none_of_cannot_be_overridden(name: str):
         ({"max_batch_size": 5}, "max_batch_size: is an option of BatchTask"),
         ({"model": object}, "model: is an option of BatchTask"),
         ({"autoretry_for": (OSError,)}, "autoretry_for: a batch has no message to retry"),
-        ({"flush_every": 0}, "max_batch_size: must be"),
+        ({"flush_every": 0}, "flush_every: must be"),
+        ({"flush_interval": None}, "flush_interval: must be a number"),
+        ({"bind": True}, "take: its function must take one argument"),
     ],
 )
 def test_options_without_a_meaning_are_refused(options: dict[str, Any], message: str):

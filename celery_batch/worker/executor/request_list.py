@@ -13,12 +13,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery import signals, states
 from celery.app.task import Context
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, Retry
+from celery.utils.saferepr import saferepr
 from celery.utils.serialization import get_pickleable_exception
 from kombu.serialization import prepare_accept_content
 from kombu.utils.uuid import uuid
@@ -87,11 +89,19 @@ def run_requests(task: Any, payload: BatchPayload, limit: SoftLimit) -> BatchEnd
             if failure is not None and request.id not in ends:
                 results[index] = failures.store(payload[index], request, failure)
                 continue
-            own = ends.get(request.id)
-            how = (0, None) if own is None else (1, error_info(own))
+            how = _outcome(task, ends.get(request.id), shown=payload.has_watchers)
             results[index] = (*how, ended - began)
     work = Work(1, began, ended, ended - began, rows=len(requests))
     return BatchEnd(results, work, unanswered=Unanswered.NOT_READ, stored=time.monotonic())
+
+
+def _outcome(task: Any, end: _End | None, *, shown: bool) -> tuple[int, Any]:
+    """Return whether a call has failed or was sent again, and the error, or what events show."""
+    if end is None:
+        return 0, None
+    if end.error is not None:
+        return 1, error_info(end.error)
+    return 0, saferepr(end.value, task.resultrepr_maxsize) if shown else None
 
 
 def _read(delivery: Delivery, accept: Any) -> SimpleRequest | Exception:
@@ -133,18 +143,26 @@ def _call(task: Any, requests: Sequence[SimpleRequest], limit: SoftLimit) -> Exc
     return failure
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a call has ended: with an error, `Retry` where it was sent again, or with a value."""
+
+    error: Exception | None
+    value: Any = None
+
+
 class _KnownEnds:
     """Notes which calls have an end that is stored, or are sent again, while batches run."""
 
     def __init__(self) -> None:
         #: Of each batch that runs now; on the threads pool there may be several.
-        self._noted: list[dict[str, Exception | None]] = []
+        self._noted: list[dict[str, _End]] = []
         self._lock = threading.Lock()
 
     @contextmanager
-    def noted(self, backend: Any) -> Iterator[dict[str, Exception | None]]:
-        """Yield a dict that gets the ids of calls that end meanwhile, with their errors."""
-        noted: dict[str, Exception | None] = {}
+    def noted(self, backend: Any) -> Iterator[dict[str, _End]]:
+        """Yield a dict that gets the ids of calls that end meanwhile, and how."""
+        noted: dict[str, _End] = {}
         with self._lock:
             notify_of_ends(type(backend), self._note)
             if not self._noted:  # not always: publishing is slower with a receiver
@@ -162,12 +180,12 @@ class _KnownEnds:
         found = headers.get("id") if headers else None
         if found is None and isinstance(body, dict):  # Celery's older protocol
             found = body.get("id")
-        self._note(str(found), None)
+        self._note(str(found), Retry("sent again by the function"))
 
-    def _note(self, task_id: str, error: Any) -> None:
+    def _note(self, task_id: str, error: Any, value: Any = None) -> None:
         known = get_pickleable_exception(error) if isinstance(error, Exception) else None
         for noted in self._noted:
-            noted[task_id] = known
+            noted[task_id] = _End(known, value)
 
 
 _known_ends = _KnownEnds()
