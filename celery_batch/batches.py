@@ -320,9 +320,10 @@ def _check_function(cls: Any, label: str) -> None:
             f"{label}.autoretry_for: a batch has no message to retry; send the calls again, with"
             f" apply_async(request.args, request.kwargs, task_id=request.id)"
         )
-    is_bound = not isinstance(inspect.getattr_static(cls, "run"), staticmethod)
-    try:
-        inspect.signature(cls.run).bind(*([cls] if is_bound else []), [])
+    is_method = not isinstance(inspect.getattr_static(cls, "run"), (staticmethod, classmethod))
+    try:  # as it is called: a wrapper may take less than what it wraps
+        signature = inspect.signature(cls.run, follow_wrapped=False)
+        signature.bind(*([cls] if is_method else []), [])
     except TypeError as error:
         raise ConfigurationError(
             f"{label}: its function must take one argument, the list of requests: {error}"

@@ -19,7 +19,11 @@ extensions = [
 root_doc = "index"
 html_theme = "furo"
 html_title = "celery_batch"
-html_theme_options = {"source_repository": _REPOSITORY.partition("/blob/")[0]}
+html_theme_options = {
+    "source_repository": _REPOSITORY.partition("/blob/")[0],
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
 myst_heading_anchors = 4
 autodoc_class_signature = "separated"
 autodoc_member_order = "bysource"

@@ -226,7 +226,7 @@ def in_python() -> Callable[..., str]:
             check=False,
             cwd=ROOT,
             env={**os.environ, **env},
-            timeout=60,
+            timeout=100,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()

@@ -171,6 +171,8 @@ def fire_on_time(timer: Any) -> None:
             queue = timer.schedule._queue  # noqa: SLF001 (as above)
             if queue:  # an entry may have come since
                 delay = min(delay, queue[0].eta - time.monotonic())
+            if timer.on_tick:
+                timer.on_tick(delay)
             timer.not_empty.wait(max(delay, 0.0))
 
     timer._next_entry = next_entry_or_wait  # noqa: SLF001 (as above)

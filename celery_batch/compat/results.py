@@ -75,8 +75,7 @@ def notify_of_ends(kind: type, notify: Callable[[str, Any, Any], object]) -> Non
     """
     if "notifies_of_ends" in vars(kind):
         return
-    done, failed, revoked = kind.mark_as_done, kind.mark_as_failure, kind.mark_as_revoked  # type: ignore[attr-defined]
-    store = kind.store_result  # type: ignore[attr-defined]
+    done, failed, store = kind.mark_as_done, kind.mark_as_failure, kind.store_result  # type: ignore[attr-defined]
 
     @wraps(done)
     def mark_as_done(self: Any, task_id: str, result: Any, *args: Any, **options: Any) -> Any:
@@ -90,12 +89,6 @@ def notify_of_ends(kind: type, notify: Callable[[str, Any, Any], object]) -> Non
         notify(task_id, exc, None)
         return found
 
-    @wraps(revoked)
-    def mark_as_revoked(self: Any, task_id: str, *args: Any, **options: Any) -> Any:
-        found = revoked(self, task_id, *args, **options)
-        notify(task_id, None, None)
-        return found
-
     @wraps(store)
     def store_result(
         self: Any, task_id: str, result: Any, state: str, *args: Any, **more: Any
@@ -105,6 +98,6 @@ def notify_of_ends(kind: type, notify: Callable[[str, Any, Any], object]) -> Non
             notify(task_id, *((result, None) if state in EXCEPTION_STATES else (None, result)))
         return found
 
-    for method in (mark_as_done, mark_as_failure, mark_as_revoked, store_result):
+    for method in (mark_as_done, mark_as_failure, store_result):
         setattr(kind, method.__name__, method)
     kind.notifies_of_ends = True  # type: ignore[attr-defined]

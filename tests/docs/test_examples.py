@@ -148,6 +148,7 @@ def documented_worker(document: Path, folder: Path, broker: str) -> Iterator[dic
         yield env
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "example", [each for each in examples() if each.file != "client.py"], ids=str
 )

@@ -27,6 +27,7 @@ from celery_batch.errors import PoisonItem
 from celery_batch.telemetry.report import NO_WORK, Work
 
 __all__ = [
+    "LASTING_ERRORS",
     "BatchEnd",
     "FollowUp",
     "HandlerCall",
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 _GRACE = 4.0
 
 #: Errors of a value that cannot be stored, now or later.
-_LASTING_ERRORS = (EncodeError, TypeError, ValueError)
+LASTING_ERRORS = (EncodeError, TypeError, ValueError)
 
 #: What Celery's request handler expects of a finished task: failed, result or error, runtime.
 TraceResult = tuple[int, Any, float]
@@ -141,7 +142,7 @@ class HandlerCall:
                 try:
                     context = request._context  # noqa: SLF001
                     request.task.backend.mark_as_failure(request.id, error, request=context)
-                except _LASTING_ERRORS:
+                except LASTING_ERRORS:
                     logger.exception("No end of %s[%s] can be stored", request.name, request.id)
             request.acknowledge()
         except Exception as failure:  # noqa: BLE001 (what cannot be stored is computed again)

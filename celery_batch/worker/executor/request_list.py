@@ -31,6 +31,7 @@ from celery_batch.compat.results import notify_of_ends
 from celery_batch.payloads.store import StoreError
 from celery_batch.telemetry.report import Work
 from celery_batch.worker.dispatch.follow_up import (
+    LASTING_ERRORS,
     BatchEnd,
     TraceResult,
     Unanswered,
@@ -41,7 +42,6 @@ from celery_batch.worker.executor.fast_trace import ignores_result
 from celery_batch.worker.executor.stored_values import Instead, read_stored_values
 from celery_batch.worker.executor.time_limit import SoftLimit
 from celery_batch.worker.redis.result_backend import results_stored_each
-from celery_batch.worker.redis.result_store import temporary_errors
 
 __all__ = ["run_requests"]
 
@@ -82,26 +82,26 @@ def run_requests(task: Any, payload: BatchPayload, limit: SoftLimit) -> BatchEnd
     if not requests:
         return BatchEnd(results, unanswered=Unanswered.NOT_READ)
     began = time.monotonic()
-    with results_stored_each(task), _known_ends.noted(task.backend) as ends:
+    with results_stored_each(task), _known_ends.noted(task, shown=payload.has_watchers) as ends:
         failure = _call(task, list(requests.values()), limit)
         ended = time.monotonic()
         for index, request in requests.items():
             if failure is not None and request.id not in ends:
                 results[index] = failures.store(payload[index], request, failure)
                 continue
-            how = _outcome(task, ends.get(request.id), shown=payload.has_watchers)
-            results[index] = (*how, ended - began)
+            results[index] = (*_outcome(ends.get(request.id)), ended - began)
     work = Work(1, began, ended, ended - began, rows=len(requests))
-    return BatchEnd(results, work, unanswered=Unanswered.NOT_READ, stored=time.monotonic())
+    return BatchEnd(results, work, unanswered=failures.unanswered, stored=time.monotonic())
 
 
-def _outcome(task: Any, end: _End | None, *, shown: bool) -> tuple[int, Any]:
-    """Return whether a call has failed or was sent again, and the error, or what events show."""
-    if end is None:
-        return 0, None
-    if end.error is not None:
-        return 1, error_info(end.error)
-    return 0, saferepr(end.value, task.resultrepr_maxsize) if shown else None
+def _outcome(end: _End | None) -> tuple[int, Any]:
+    """Return what Celery's handler gets: 0 and what events show, or 1 and the error."""
+    if end is not None and end.error is not None:
+        einfo = error_info(end.error)
+        if end is _SENT_AGAIN:
+            einfo.traceback = ""  # ours, which says nothing
+        return 1, einfo
+    return 0, None if end is None else end.shown
 
 
 def _read(delivery: Delivery, accept: Any) -> SimpleRequest | Exception:
@@ -148,7 +148,11 @@ class _End:
     """How a call has ended: with an error, `Retry` where it was sent again, or with a value."""
 
     error: Exception | None
-    value: Any = None
+    #: The value as events show it; None where none do.
+    shown: str | None = None
+
+
+_SENT_AGAIN = _End(Retry(exc=RuntimeError("sent again by the function")))
 
 
 class _KnownEnds:
@@ -156,23 +160,24 @@ class _KnownEnds:
 
     def __init__(self) -> None:
         #: Of each batch that runs now; on the threads pool there may be several.
-        self._noted: list[dict[str, _End]] = []
+        self._noted: list[tuple[dict[str, _End], int | None]] = []
         self._lock = threading.Lock()
 
     @contextmanager
-    def noted(self, backend: Any) -> Iterator[dict[str, _End]]:
+    def noted(self, task: Any, *, shown: bool) -> Iterator[dict[str, _End]]:
         """Yield a dict that gets the ids of calls that end meanwhile, and how."""
         noted: dict[str, _End] = {}
+        entry = noted, task.resultrepr_maxsize if shown else None
         with self._lock:
-            notify_of_ends(type(backend), self._note)
+            notify_of_ends(type(task.backend), self._note)
             if not self._noted:  # not always: publishing is slower with a receiver
                 signals.after_task_publish.connect(self._on_publish)
-            self._noted.append(noted)
+            self._noted.append(entry)
         try:
             yield noted
         finally:
             with self._lock:
-                self._noted = [each for each in self._noted if each is not noted]
+                self._noted = [each for each in self._noted if each[0] is not noted]
                 if not self._noted:
                     signals.after_task_publish.disconnect(self._on_publish)
 
@@ -180,33 +185,40 @@ class _KnownEnds:
         found = headers.get("id") if headers else None
         if found is None and isinstance(body, dict):  # Celery's older protocol
             found = body.get("id")
-        self._note(str(found), Retry("sent again by the function"))
+        for noted, _most in self._noted:
+            noted[str(found)] = _SENT_AGAIN
 
-    def _note(self, task_id: str, error: Any, value: Any = None) -> None:
+    def _note(self, task_id: str, error: Any, value: Any) -> None:
         known = get_pickleable_exception(error) if isinstance(error, Exception) else None
-        for noted in self._noted:
-            noted[task_id] = _End(known, value)
+        for noted, most in self._noted:
+            is_shown = most is not None and known is None
+            noted[task_id] = _End(known, saferepr(value, most) if is_shown else None)
 
 
 _known_ends = _KnownEnds()
 
 
 class _Failures:
-    """Stores which requests of a batch have failed; the worker stores what this cannot."""
+    """
+    Stores which requests of a batch have failed.
+
+    What it cannot store runs again, or, if it is acknowledged already, is left to the worker.
+    """
 
     def __init__(self, task: Any) -> None:
         self._task = task
-        self._can_store = True
+        #: What it means that a request has no outcome.
+        self.unanswered = Unanswered.NOT_READ
 
     def store(
         self, delivery: Delivery, request: Any, error: Exception
-    ) -> TraceResult | ExceptionInfo:
-        """Store a failure, and return the outcome of its request."""
+    ) -> TraceResult | ExceptionInfo | None:
+        """Store a failure, and return the outcome of its request; None if it is to run again."""
         task, einfo = self._task, _info_for_worker(error)
         if isinstance(error, (Ignore, Reject)):  # the worker's handler does what they say
             return 1, einfo, 0.0
-        if not self._can_store:
-            return einfo
+        if self.unanswered is Unanswered.NOT_STORED:
+            return None  # the last one was tried for many seconds, and so would this be
         is_stored = task.store_errors_even_if_ignored or not ignores_result(task, delivery.request)
         try:
             task.backend.mark_as_failure(
@@ -217,9 +229,10 @@ class _Failures:
                 store_result=is_stored,
             )
         except Exception as failure:  # noqa: BLE001 (the other requests go on)
-            # It was tried for many seconds, and each of the others would take as long.
-            self._can_store = not isinstance(failure, temporary_errors(task.backend))
             logger.warning("Could not store that %s has failed: %s", delivery.task_id, failure)
+            if task.acks_late and not isinstance(failure, LASTING_ERRORS):
+                self.unanswered = Unanswered.NOT_STORED
+                return None
             return einfo
         return 1, einfo, 0.0
 
@@ -229,7 +242,7 @@ def _info_for_worker(error: Exception) -> ExceptionInfo:
     einfo, known = error_info(error), get_pickleable_exception(error)
     if known is error:
         return einfo
-    told = einfo.traceback
+    traceback = einfo.traceback
     einfo = error_info(known.with_traceback(error.__traceback__))
-    einfo.traceback = told
+    einfo.traceback = traceback
     return einfo

@@ -173,7 +173,7 @@ class BulkFetch:
         self._is_closed = False
         self._awaits_reply = False
         #: Whether to fetch from lists that were empty a moment ago, too.
-        self._is_stale = False
+        self._is_refresh_wanted = False
         self._is_single = False
         self._is_refused = False
         #: Delivery tags that the script has recorded, until kombu records them, too.
@@ -200,12 +200,13 @@ class BulkFetch:
 
     def refresh(self) -> None:
         """Fetch in the next pass of the event loop, without a wakeup."""
-        self._is_stale = not self._is_single
+        can_fetch = not self._is_single and bool(self._channel.active_queues)
+        self._is_refresh_wanted = can_fetch
 
     @property
     def is_refreshing(self) -> bool:
         """Whether a reply of Redis is on its way, or a fetch ahead that `refresh` asked for."""
-        return not self._is_closed and (self._is_stale or self._awaits_reply)
+        return not self._is_closed and (self._is_refresh_wanted or self._awaits_reply)
 
     def _wake(self) -> None:
         self._empty = frozenset()
@@ -227,8 +228,8 @@ class BulkFetch:
             # this connection's owner, and are put back when the connection ends.
             raise RedisConnectionError("a reply of Redis has been lost")
         now = time.monotonic()
-        is_soon = now - self._fetched_at < _FETCH_EVERY and not self._is_stale
-        self._is_stale = False
+        is_soon = now - self._fetched_at < _FETCH_EVERY and not self._is_refresh_wanted
+        self._is_refresh_wanted = False
         if is_soon and self._empty and self._empty.issuperset(self._lists.all()):
             return
         lists, queues, most, reserved = self._lists.wanted(self._credit(), _AT_ONCE)

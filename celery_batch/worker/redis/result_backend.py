@@ -178,7 +178,11 @@ class BulkResultWriter:
         reads = bool(getattr(request, READS_PAYLOADS, None))
         if is_single or getattr(request, "chord", None):
             # Its body may start, and read the result, as soon as this part of the chord is counted.
-            self._write([self._entry(meta, channel, self._backend.encode, reads_payloads=reads)])
+            entry = self._entry(meta, channel, self._backend.encode, reads_payloads=reads)
+            if self._thread.stores_each:
+                self._write([entry])
+            else:
+                self._backend.ensure(self._store.write, ([entry],))
         else:
             self.add(meta, channel, self._backend.encode, reads_payloads=reads)
         return result

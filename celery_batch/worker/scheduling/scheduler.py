@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 _READ_TIME = 0.001
 
 #: Seconds after which the next batch runs though the broker has not replied.
-_MOST_READ_TIME = 1.0
+_READ_TIMEOUT = 1.0
 
 
 class Fetch(Protocol):
@@ -169,7 +169,7 @@ class Scheduler:
     def _read_messages(self) -> None:
         if self.fetch is not None:
             self.fetch.refresh()
-        self._read_until = time.monotonic() + _MOST_READ_TIME
+        self._read_until = time.monotonic() + _READ_TIMEOUT
         self._timer.set(_READ_TIME)
 
     def _fail_past_deadline(self) -> None:
