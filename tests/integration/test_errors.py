@@ -132,7 +132,7 @@ def test_wrong_arguments_fail_their_own_item(counter: Shop):
 @pytest.mark.parametrize("first", ["batch", "item"])
 def test_retry_is_for_every_item_of_the_batch(counter: Shop, first: str):
     """``self.retry`` in a batch function, or a Retry as an output, leaves nobody behind."""
-    results = [counter.again.delay(item) for item in (first, "b", "c")]
+    results = counter.again.delay_many([first, "b", "c"])  # in one write, for one batch
 
     assert [first, "b", "c"] == [result.get(timeout=30) for result in results]
     assert 6 == len(counter.recall("again"))
