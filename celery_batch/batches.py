@@ -38,6 +38,15 @@ _OF_BATCH_TASKS = (
 _READ_BY_BACKENDS = ("group", "group_index", "parent_id", "root_id")
 
 
+def __getattr__(name: str) -> NoReturn:
+    if name == "trace":
+        raise ImportError(
+            "celery_batch.batches has no trace: the worker itself runs batches, and nothing is"
+            " traced for each call; use the signals task_prerun and task_postrun"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 class SimpleRequest:
     """
     One call of a `Batches` task.

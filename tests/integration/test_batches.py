@@ -321,6 +321,12 @@ def test_options_without_a_meaning_are_refused(options: dict[str, Any], message:
             app.task(base=Batches, lazy=False, **options)(take)
 
 
+def test_internals_are_no_part_of_it():
+    """The error says what to use instead."""
+    with pytest.raises(ImportError, match=r"has no trace: .* task_prerun"):
+        from celery_batch.batches import trace  # noqa: F401, PLC0415 (what a user may have)
+
+
 def test_rows_are_refused():
     """The function takes requests: there is a way out."""
     with Celery("rows", set_as_current=False) as app:
