@@ -117,20 +117,24 @@ def test_it(celery_app, caplog):
 """
 
 
-def test_a_worker_that_cannot_start(tmp_path: Path):
-    """A test whose worker cannot start goes on, with the reason in its log."""
-    (tmp_path / "test_theirs.py").write_text(FAILING)
+def run_tests(folder: Path, program: str) -> str:
+    """Run a user's test module in a folder of its own, and return what pytest says."""
+    (folder / "test_theirs.py").write_text(program)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_theirs.py"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=110,
     )
+    return done.stdout + done.stderr
 
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+def test_a_worker_that_cannot_start(tmp_path: Path):
+    """A test whose worker cannot start goes on, with the reason in its log."""
+    assert "1 passed" in run_tests(tmp_path, FAILING)
 
 
 #: A worker without an event loop, whose timer waits for a request of the next hour.
@@ -178,15 +182,4 @@ def test_it(celery_app, celery_worker):
 
 def test_an_eta_is_kept_without_an_event_loop(tmp_path: Path):
     """Celery's timer may sleep for another second otherwise, every time."""
-    (tmp_path / "test_theirs.py").write_text(DELAYED)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_theirs.py"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=110,
-    )
-
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    assert "1 passed" in run_tests(tmp_path, DELAYED)
