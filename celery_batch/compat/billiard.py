@@ -118,7 +118,9 @@ class PoolPipe:
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool._pool  # noqa: SLF001 (billiard's own pool)
-        self._count_every_end()
+        #: The job whose end the pool reports at this moment.
+        self._ending: Any = None
+        self._watch_ends()
 
     @staticmethod
     def why_not(pool: Any) -> str:
@@ -153,13 +155,22 @@ class PoolPipe:
         """Have the pool write the next job at once, behind the one that runs."""
         self._pool._busy_workers.discard(self._descriptor)  # noqa: SLF001
 
+    def is_ending(self, result: Any) -> bool:
+        """
+        Return whether the pool reports the end of a job at this moment.
+
+        It has marked the process as idle by then, and gives it to the next job that waits before
+        it calls the callback of the job that has ended.
+        """
+        return result is not None and result is self._ending
+
     @property
     def _descriptor(self) -> int:
         return int(self._pool._pool[0].inqW_fd)  # noqa: SLF001
 
-    def _count_every_end(self) -> None:
+    def _watch_ends(self) -> None:
         """
-        Have billiard count each job that ends.
+        Note the job that ends, and have billiard count it.
 
         A process that exits waits until all its results are read, by the count
         of its jobs; and billiard counts on one job after another.
@@ -173,7 +184,11 @@ class PoolPipe:
             pid = getattr(result, "_worker_pid", None)
             counter = pool._on_ready_counters.get(pid)  # noqa: SLF001
             before = counter.value if counter is not None else 0
-            handle(job, i, obj, fd)
+            outer, self._ending = self._ending, result
+            try:
+                handle(job, i, obj, fd)
+            finally:
+                self._ending = outer
             if counter is not None and counter.value == before:
                 with counter.get_lock():
                     counter.value += 1

@@ -200,3 +200,34 @@ def test_ordinary_task_has_the_process_to_itself(fresh: Stage):
 
     assert ["a", "a", "plain", "b", "b"] == answers(results)
     assert ["a", "a", "plain"] == [name for name, *_ in fresh.facts("finished") if name != "b"]
+
+
+@pytest.mark.parametrize("acks_late", [True, False])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_next_batch_runs_where_all_of_a_waiting_one_are_revoked(
+    fresh: Stage, *, acks_late: bool, is_killed: bool
+):
+    """A batch of which nothing is left to run does not keep the process from later ones."""
+    client = fresh.client()
+    results = send(client, "a", running=["sent"])
+    worker = work(fresh, task_annotations={"overlapped.watched": {"acks_late": acks_late}})
+    wait_for(fresh, "a running")
+    revoked = send(client, "b")
+    wait_until(lambda: batches_missing(client, 2), [worker], what="b", timeout=SOON)
+    ids = [result.id for result in revoked]
+    client.control.broadcast("revoke", {"task_id": ids}, reply=True, limit=1, timeout=SOON)
+    if is_killed:
+        pool_process(worker).kill()
+    go_on(fresh.redis, "sent")
+
+    assert ["c", "c"] == answers(send(client, "c"))
+    assert (["a", "a"] == answers(results)) is (acks_late or not is_killed)
+    assert {"REVOKED"} == {result.state for result in revoked}
+
+
+def batches_missing(client: Any, number: int) -> str:
+    """Return "" once so many batches run or are ready to run."""
+    replies = client.control.broadcast("batch_status", reply=True, limit=1, timeout=SOON)
+    ((status,),) = [reply.values() for reply in replies]
+    counts = status["overlapped.watched"]
+    return "" if (counts["running"], counts["waiting"]) == (number, 0) else str(counts)

@@ -67,6 +67,10 @@ class Job:
 
         self.task = worker.app.tasks[f"ahead.{name}"]
 
+    def runs_in(self, _pipe: Any) -> bool:
+        """Return whether its process runs it."""
+        return self.accepted
+
     def execute_using_pool(self, _pool: Any) -> None:
         """Be sent to the pool."""
         self.worker.sent.append(self.name)

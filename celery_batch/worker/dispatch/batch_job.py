@@ -20,7 +20,7 @@ from celery.worker.state import task_ready
 
 from celery_batch.batching.batch import Batch
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.compat.billiard import is_in_pool
+from celery_batch.compat.billiard import PoolPipe, is_in_pool
 from celery_batch.compat.celery import does_debug
 from celery_batch.errors import BatchError
 from celery_batch.worker.dispatch.follow_up import (
@@ -146,6 +146,10 @@ class BatchJob:
         """Whether the pool will still report its end."""
         result = self._result()
         return result is not None and is_in_pool(result)
+
+    def runs_in(self, pipe: PoolPipe) -> bool:
+        """Return whether the pool's process has accepted it and still runs it."""
+        return self.accepted and not pipe.is_ending(self._result())
 
     @property
     def has_ended(self) -> bool:

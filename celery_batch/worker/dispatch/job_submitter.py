@@ -170,7 +170,7 @@ class JobSubmitter:
     def _mark_busy(self) -> None:
         """Mark the process as busy; the pool takes it for idle once it has ended any job."""
         pipe = self._pipe_to_one
-        if pipe and pipe.is_written and any(job.accepted for job in self._submitted):
+        if pipe and pipe.is_written and any(job.runs_in(pipe) for job in self._submitted):
             pipe.mark_busy()
 
     def _can_wait(self, task: Any) -> bool:
