@@ -69,7 +69,7 @@ check: $(STAMP) ## Lint, types, import rules and cycles, sizes, lock, the site, 
 	@COVERAGE_FILE=.coverage.batching $(BIN)/python -m pytest -q -n 3 --dist loadgroup tests/batching --cov=celery_batch.batching --cov-report=term-missing:skip-covered --cov-fail-under=100
 	@$(BIN)/python -m pytest -q -n 3 --dist loadgroup tests/docs
 
-bench: $(STAMP) ## Measure ours and the peers, and renew docs/benchmarks.md (CASE="cost noop" for some)
+bench: $(STAMP) ## Measure ours and the peers, and renew docs/explanation/benchmarks.md (CASE="cost noop" for some)
 	@$(BIN)/python -m bench --write $(if $(JSON),--json $(JSON)) $(CASE)
 
 bench-seeds: $(STAMP) ## Measure service-streamer's published tables again, with wrk (QUICK=1 for a minute of it)

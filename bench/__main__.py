@@ -107,7 +107,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--share", type=float, default=1.0, help="of the full number of items (1)")
     parser.add_argument("--no-peers", action="store_true", help="ours and the pure loop only")
     parser.add_argument("--json", type=Path, help="write what was measured to this file")
-    parser.add_argument("--write", action="store_true", help="renew docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="renew docs/explanation/benchmarks.md")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""What was measured, as docs/benchmarks.md shows it."""
+"""What was measured, as docs/explanation/benchmarks.md shows it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from celery_batch import __version__
 __all__ = ["about", "write"]
 
 _DOCS = Path(__file__).parents[1] / "docs"
-_PAGE = _DOCS / "benchmarks.md"
+_PAGE = _DOCS / "explanation" / "benchmarks.md"
 _DATA = _DOCS / "benchmarks.json"
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
@@ -66,7 +66,7 @@ def _body(known: dict[str, Any], cases: dict[str, Case]) -> str:
     goals = [goal for name, data in known.items() for goal in cases[name].goals(data)]
     parts = [goals_table(goals).markdown()] if goals else []
     if (_DOCS / "img" / "benchmarks.svg").exists():
-        parts.append("![Items a second, ours and the peers'](img/benchmarks.svg)")
+        parts.append("![Items a second, ours and the peers'](../img/benchmarks.svg)")
     for name, data in known.items():
         parts += [f"### {name}", *(table.markdown() for table in cases[name].tables(data))]
         parts.append(_where(data["about"]))

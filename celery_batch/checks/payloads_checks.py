@@ -38,7 +38,7 @@ def payloads(facts: Facts) -> Iterator[Finding]:
             f"The payload store at {found.url} refuses values of this user, which travel in their"
             f" messages: {found.refused}",
             "Let callers and workers write, read and delete there; for Redis see the rules of"
-            " docs/security.md.",
+            " docs/how-to/operations/security.md.",
         )
     elif found.is_missing:
         yield warning(

@@ -27,9 +27,9 @@ DOCUMENTS = [
     ROOT / "examples" / "README.md",
 ]
 README = ROOT / "README.md"
-OPTIONS = ROOT / "docs" / "options.md"
-WEB = ROOT / "docs" / "web.md"
-TESTING = ROOT / "docs" / "testing.md"
+OPTIONS = ROOT / "docs" / "reference" / "options.md"
+WEB = ROOT / "docs" / "how-to" / "web" / "your-app.md"
+TESTING = ROOT / "docs" / "how-to" / "tasks" / "testing.md"
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
@@ -46,7 +46,7 @@ for thing in list(globals().values()):
 registry.unload_all()
 """
 
-#: Appended to a web app of docs/web.md: prints its view's response to the test client.
+#: Appended to a web app of docs/how-to/web/your-app.md: prints its view's response to the test client.
 _POST = {
     "fastapi_view.py": """
 from fastapi.testclient import TestClient

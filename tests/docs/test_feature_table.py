@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TABLE = (ROOT / "docs" / "celery-features.md").read_text()
+TABLE = (ROOT / "docs" / "reference" / "celery-features.md").read_text()
 NAMED = re.findall(r"`([\w/]+\.py)::(test_\w+)`", TABLE)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import celery_batch
 
-API = Path(__file__).parents[2] / "docs" / "api.md"
+API = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
 
 
 def test_every_public_name_is_in_the_reference():

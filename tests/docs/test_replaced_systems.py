@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TABLE = (ROOT / "docs" / "replaced-systems.md").read_text()
+TABLE = (ROOT / "docs" / "contributing" / "replaced-systems.md").read_text()
 ROWS = [line for line in TABLE.splitlines() if line.startswith("| ") and "| shown by |" not in line]
 
 
