@@ -83,7 +83,7 @@ def _of_redis(server: Server, redis: Redis, *, bulk: bool) -> Iterator[Finding]:
         yield warning(
             "This user may not run scripts on the broker: messages are read and acknowledged"
             " one by one, and held without a lease.",
-            "Give the worker's user the rules of docs/how-to/operations/security.md.",
+            "Give the worker's user the rules on the page Security of the documentation.",
         )
     if not bulk:
         yield warning(

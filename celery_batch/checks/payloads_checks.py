@@ -37,8 +37,8 @@ def payloads(facts: Facts) -> Iterator[Finding]:
         yield warning(
             f"The payload store at {found.url} refuses values of this user, which travel in their"
             f" messages: {found.refused}",
-            "Let callers and workers write, read and delete there; for Redis see the rules of"
-            " docs/how-to/operations/security.md.",
+            "Let callers and workers write, read and delete there; for Redis see the rules on the"
+            " page Security of the documentation.",
         )
     elif found.is_missing:
         yield warning(

@@ -41,8 +41,8 @@ def serving(facts: Facts) -> Iterator[Finding]:
     if facts.unasked:
         yield problem(
             f"The workers could not be asked: {facts.unasked}",
-            "Run the check as a user who may send remote control commands (docs/how-to/operations/security.md:"
-            " the worker's rules), and see that worker_enable_remote_control is on.",
+            "Run the check as a user who may send remote control commands (page Security"
+            " of the documentation), and see that worker_enable_remote_control is on.",
         )
     elif facts.workers:
         yield from _served(facts, facts.workers)

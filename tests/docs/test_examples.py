@@ -46,7 +46,7 @@ for thing in list(globals().values()):
 registry.unload_all()
 """
 
-#: Appended to a web app of docs/how-to/web/your-app.md: prints its view's response to the test client.
+#: Appended to a documented web app: prints its view's response to the test client.
 _POST = {
     "fastapi_view.py": """
 from fastapi.testclient import TestClient

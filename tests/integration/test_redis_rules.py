@@ -17,7 +17,9 @@ from celery_batch.processes.redis_server import RedisServer
 from tests.services.shop import CELERY, ROOT, Shop, emptied, open_shop
 
 RULES = re.search(
-    r"```text\n(user default.*?)```", (ROOT / "docs/how-to/operations/security.md").read_text(), re.DOTALL
+    r"```text\n(user default.*?)```",
+    (ROOT / "docs/how-to/operations/security.md").read_text(),
+    re.DOTALL,
 )
 
 
