@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from celery_batch.web.readiness import areadiness as areadiness
     from celery_batch.web.readiness import readiness as readiness
 
-__version__ = "0.1.0"
+__version__ = "0.9.0"
 
 _HOME = {
     "BackendUnreachable": "celery_batch.web.errors",
