@@ -16,7 +16,12 @@ SUITE = ROOT / "tests" / "services" / "embedded" / "suite.py"
 #: Random canvases of each of the four runs.
 CANVASES = 15
 
+#: Seconds of a run, which takes 30 on an idle machine; and of one of its tests, after which the run
+#: ends with the stacks of all threads.
+LIMIT, HANGS = 1000 if "THOROUGH" in os.environ else 240, 60
 
+
+@pytest.mark.timeout(LIMIT + 60)
 @pytest.mark.parametrize("pool", ["solo", "threads"])
 @pytest.mark.parametrize("transport", ["memory", "redis"])
 def test_suite_of_a_user(transport: str, pool: str, request: pytest.FixtureRequest, tmp_path: Path):
@@ -26,21 +31,24 @@ def test_suite_of_a_user(transport: str, pool: str, request: pytest.FixtureReque
     number = CANVASES * (13 if "THOROUGH" in os.environ else 1)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
     options = ["-c", str(tmp_path / "pytest.ini"), "--confcutdir", str(SUITE.parent)]
+    hangs = ["-o", f"faulthandler_timeout={HANGS}", "-o", "faulthandler_exit_on_timeout=true"]
     theirs = {
         "THEIR_TRANSPORT": transport,
         "THEIR_BROKER": url,
         "THEIR_POOL": pool,
         "THEIR_CANVASES": str(number),
     }
-    done = subprocess.run(
-        [*command, *options, "--durations=5", str(SUITE)],
-        env={**os.environ, **theirs, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=1000 if "THOROUGH" in os.environ else 110,
-    )
+    log = tmp_path / "suite.log"
+    with log.open("w") as output:
+        done = subprocess.run(
+            [*command, *options, *hangs, "-v", "--durations=5", str(SUITE)],
+            env={**os.environ, **theirs, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+            cwd=tmp_path,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+            timeout=LIMIT,
+        )
 
-    assert 0 == done.returncode, done.stdout + done.stderr
-    assert "12 passed" in done.stdout
+    assert 0 == done.returncode, log.read_text()
+    assert "12 passed" in log.read_text()
