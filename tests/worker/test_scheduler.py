@@ -17,6 +17,7 @@ from celery_batch.testing import ManualClock
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import BatchEnd
 from celery_batch.worker.scheduling import scheduler
+from celery_batch.worker.scheduling.task_queue import TaskQueue
 from tests.worker.conftest import same
 from tests.worker.doubles import Pool, Worker
 
@@ -333,3 +334,34 @@ def test_batch_that_waits_for_a_process_leaves_out_what_others_have(worker: Work
     assert [["b"]] == pool.batches
     assert 1 == worker.in_flight
     assert {"b"} == reserved() & set("abcd")
+
+
+@pytest.mark.parametrize("look", ["dispatch", "fire_timer"])
+def test_a_task_may_get_its_first_request_meanwhile(
+    worker: Worker, pool: Pool, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, look: str
+):
+    """Without an event loop another thread adds the queue of a task while batches leave."""
+    worker.send("pairs", "a")
+    worker.send("trios", "b")
+    clock.advance(60.0)
+    names = iter(["single", "crowds"])
+    is_empty, restart = TaskQueue.is_empty, TaskQueue.restart_linger
+
+    def add_queue() -> None:
+        if name := next(names, ""):
+            worker.scheduler.task_queue(worker.app.tasks[name])
+
+    def look_meanwhile(task_queue: TaskQueue) -> bool:
+        add_queue()
+        return is_empty.fget(task_queue)
+
+    def restart_meanwhile(task_queue: TaskQueue) -> None:
+        add_queue()
+        restart(task_queue)
+
+    monkeypatch.setattr(TaskQueue, "is_empty", property(look_meanwhile))
+    monkeypatch.setattr(TaskQueue, "restart_linger", restart_meanwhile)
+    worker.fire_timer(60.0) if look == "fire_timer" else worker.scheduler.dispatch()
+    pool.finish(0)
+
+    assert {"a", "b"} == {name for batch in pool.batches for name in batch}

@@ -164,7 +164,7 @@ class Scheduler:
         """Whether to read messages that came while a batch ran, before the next one leaves."""
         if not self.slots.run_inline or self._consumer.hub is None:
             return False
-        return is_shared(self._task_queues.values(), time.monotonic())
+        return is_shared(list(self), time.monotonic())
 
     def _read_messages(self) -> None:
         if self.fetch is not None:
@@ -179,7 +179,7 @@ class Scheduler:
                 self._completion.notify(deadline_passed(request))
 
     def _with_requests(self) -> list[TaskQueue]:
-        return [each for each in self._task_queues.values() if not each.is_empty]
+        return [each for each in self if not each.is_empty]
 
     def _seconds_until_ready(self) -> float:
         """Return in how many seconds a batch is to be made ready behind a running one."""
@@ -188,7 +188,7 @@ class Scheduler:
             if slots.is_free or not slots.has_room_ahead:
                 return 0.0
             return self._priority.seconds_until_ready(
-                self._task_queues.values(), slots.jobs, slots.processes, time.monotonic()
+                list(self), slots.jobs, slots.processes, time.monotonic()
             )
 
     def _form_batch(
@@ -221,7 +221,7 @@ class Scheduler:
                 return batch
             job = BatchJob(task_queue.task, batch, self, task_queue.policy)
             job.is_only_batch = not slots.jobs and all(each.is_empty for each in self)
-            self._priority.batch_left(task_queue, job, self._task_queues.values())
+            self._priority.batch_left(task_queue, job, list(self))
             for other in list(slots.jobs):  # a signal handler may end one
                 if not other.accepted and job.urgency < other.urgency:
                     self._priority.overtake(other, self.policy(other.task).low_priority_share)
@@ -239,7 +239,7 @@ class Scheduler:
         if is_reading and time.monotonic() < self._read_until:
             self._timer.set(_READ_TIME)
             return
-        for task_queue in self._task_queues.values():
+        for task_queue in self:
             if late > task_queue.policy.linger_seconds:
                 task_queue.restart_linger()
         self.dispatch()
@@ -321,7 +321,7 @@ class Scheduler:
         self._timer.cancel()
         self._submitter.close()
         self._completion.close(restarting=restarting)
-        for task_queue in self._task_queues.values():
+        for task_queue in self:
             self._completion.fail_not_run(task_queue.clear())
         for job in list(self.slots.jobs):
             # On a restart the prefork pool silently discards what no process has accepted;
@@ -344,7 +344,7 @@ class Scheduler:
 
     def drop(self, tags: set[str]) -> None:
         """Drop the requests with these delivery tags that no pool process has: others run them."""
-        for task_queue in self._task_queues.values():
+        for task_queue in self:
             task_queue.drop(tags)
         for job in list(self.slots.jobs):
             job.drop(tags)
@@ -366,6 +366,8 @@ class Scheduler:
         return self.task_queue(task).policy
 
     def __iter__(self) -> Iterator[TaskQueue]:
+        # A copy: without an event loop batches leave on several threads, while a message of
+        # another task adds a queue.
         return iter(list(self._task_queues.values()))
 
     def __contains__(self, name: str) -> bool:
