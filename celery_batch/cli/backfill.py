@@ -15,7 +15,8 @@ from celery_batch.backfill.inputs import FORMATS, Arguments, Input
 from celery_batch.backfill.job import ErrorLimit, Job
 from celery_batch.backfill.progress import Progress
 from celery_batch.backfill.window import TIMEOUT, WINDOW_BYTES
-from celery_batch.cli.common import batch_task, errors_in_one_line
+from celery_batch.cli.common import batch_task
+from celery_batch.cli.errors import errors_in_one_line
 from celery_batch.cli.progress import echo, shown, summary
 from celery_batch.compat.gc import collect_less_often, freeze_existing
 from celery_batch.errors import BackfillComplete, BackfillError, BackfillStopped

@@ -1,40 +1,19 @@
-"""What several commands share: task names, durations, errors in one line."""
+"""What several commands share: task names, durations, lines of text."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import wraps
 from textwrap import fill
 from typing import Any
 
-import click
-
 from celery_batch.batches import Batches, takes_no_rows
 from celery_batch.config import did_you_mean
-from celery_batch.errors import BatchError, ConfigurationError
+from celery_batch.errors import ConfigurationError
 from celery_batch.task import BatchTask
 from celery_batch.worker.scheduling.routing import batch_tasks
 
-__all__ = ["at_most_every", "batch_task", "duration", "errors_in_one_line", "wrapped"]
-
-
-def errors_in_one_line(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """
-    Let a command, ours or Celery's, report our errors as click reports its own.
-
-    Celery's commands do so for a few errors of their own; ours are raised where tasks are
-    bound, in any command that uses them.
-    """
-
-    @wraps(callback)
-    def wrapped(*args: Any, **options: Any) -> Any:
-        try:
-            return callback(*args, **options)
-        except BatchError as error:
-            raise click.ClickException(str(error)) from error
-
-    return wrapped
+__all__ = ["at_most_every", "batch_task", "duration", "wrapped"]
 
 
 def batch_task(app: Any, name: str) -> BatchTask:

@@ -11,7 +11,7 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_batch.cli import run_folder
-from celery_batch.cli.common import errors_in_one_line
+from celery_batch.cli.errors import errors_in_one_line
 from celery_batch.config import LARGEST_BATCH
 
 __all__ = ["serve", "status"]

@@ -13,7 +13,7 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_batch.cli.common import errors_in_one_line
+from celery_batch.cli.errors import errors_in_one_line
 from celery_batch.cluster.control_client import ControlClient
 from celery_batch.cluster.state import ClusterState
 from celery_batch.worker.scheduling.routing import batch_tasks, queue_of

@@ -21,7 +21,8 @@ from celery.bin.base import CeleryCommand
 
 from celery_batch.backfill.inputs import Arguments, Input, some_fit
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.cli.common import at_most_every, batch_task, errors_in_one_line, wrapped
+from celery_batch.cli.common import at_most_every, batch_task, wrapped
+from celery_batch.cli.errors import errors_in_one_line
 from celery_batch.cli.trace import load_of, record
 from celery_batch.config import LARGEST_BATCH, policy_of, steps_of
 from celery_batch.errors import ConfigurationError, ModelError, OutOfMemory

@@ -41,6 +41,8 @@ OPERATOR = "operator"
 class Recorder:
     """Records the commands that it gets."""
 
+    DEFAULT = RuntimeConfig.DEFAULT
+
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 

@@ -4,6 +4,9 @@ Remote control commands that inspect or change a running worker.
 
 A shell passes words, ``batch_config workers.infill max_wait=0.02``; programs pass arguments by
 name, ``broadcast("batch_config", {"task": "workers.infill", "max_wait": 0.02})``.
+
+Each ``celery`` command imports this module for the commands' names: so it imports no more of a
+worker than a command that runs in one needs.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery.worker.control import Panel, control_command, inspect_command
 from celery.worker.state import revoked
@@ -20,9 +23,9 @@ from kombu.utils.functional import maybe_list
 
 from celery_batch.errors import BatchError, ConfigurationError
 from celery_batch.protocol import QUIETLY
-from celery_batch.worker.consumer_context import ConsumerContext
-from celery_batch.worker.control.runtime_config import DEFAULT, RuntimeConfig
-from celery_batch.worker.metrics.snapshot import stats_of, task_reports
+
+if TYPE_CHECKING:
+    from celery_batch.worker.control.runtime_config import RuntimeConfig
 
 __all__ = [
     "batch_config",
@@ -64,7 +67,7 @@ def _replies(command: _Command) -> _Command:
         words = [*arguments.get("words", ()), *values]
         logger.info("Remote control: %s", " ".join([command.__name__, *map(str, words)]))
         try:
-            found = command(ConsumerContext.of(state.consumer).runtime_config, **arguments)
+            found = command(state.consumer.batch_context.runtime_config, **arguments)
         except BatchError as error:
             logger.warning("Refused: %s", error)
             return {"error": str(error)}
@@ -76,13 +79,17 @@ def _replies(command: _Command) -> _Command:
 @inspect_command()  # type: ignore[untyped-decorator]
 def batch_status(state: Any, **_: Any) -> dict[str, Any]:
     """Batch tasks served here, whether their models are warm, and how their batches formed."""
-    reports = task_reports(ConsumerContext.of(state.consumer))
+    from celery_batch.worker.metrics.snapshot import task_reports  # noqa: PLC0415 (a worker's)
+
+    reports = task_reports(state.consumer.batch_context)
     return {name: report for name, report in reports.items() if report["served"]}
 
 
 @inspect_command()  # type: ignore[untyped-decorator]
 def batch_stats(state: Any, **_: Any) -> dict[str, Any]:
     """Statistics of this worker's batches: sizes, waits, model times, outcomes."""
+    from celery_batch.worker.metrics.snapshot import stats_of  # noqa: PLC0415 (a worker's)
+
     return stats_of(state.consumer)
 
 
@@ -97,8 +104,9 @@ def batch_config(
     """Show or change when a task's batches leave; "default" restores the task's own options."""
     usage = "batch_config <task> max_batch_size=32 max_wait=0.02"
     names, named = _parse(words, task)
-    name = _only_task(names, {DEFAULT}, usage)
-    defaults = dict.fromkeys(runtime_config.options(name), DEFAULT) if DEFAULT in names[1:] else {}
+    default = runtime_config.DEFAULT
+    name = _only_task(names, {default}, usage)
+    defaults = dict.fromkeys(runtime_config.options(name), default) if default in names[1:] else {}
     return runtime_config.configure(name, {**defaults, **named, **values})
 
 

@@ -30,10 +30,7 @@ from celery_batch.worker.scheduling.prefetch import adjust_prefetch
 from celery_batch.worker.scheduling.scheduler import Scheduler
 from celery_batch.worker.scheduling.task_queue import TaskQueue
 
-__all__ = ["DEFAULT", "RuntimeConfig"]
-
-#: Stands for the value of the task's own option.
-DEFAULT = "default"
+__all__ = ["RuntimeConfig"]
 
 
 class RuntimeConfig:
@@ -45,6 +42,9 @@ class RuntimeConfig:
         scheduler: Its scheduler.
         served_tasks: Publishes the tasks that it serves.
     """
+
+    #: Stands for the value of the task's own option.
+    DEFAULT = "default"
 
     def __init__(self, consumer: Any, scheduler: Scheduler, served_tasks: ServedTasksEntry) -> None:
         self._consumer = consumer
@@ -103,7 +103,7 @@ class RuntimeConfig:
         task_queue = self._task_queue(name)
         task, own = task_queue.task, _numbers(task_queue.task)
         new = {
-            option: own.get(option) if value == DEFAULT else value
+            option: own.get(option) if value == self.DEFAULT else value
             for option, value in values.items()
         }
         policy = policy_of(task, {**_numbers(task, task_queue.policy), **new})

@@ -1,0 +1,31 @@
+"""How commands report errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import click
+
+from celery_batch.errors import BatchError
+
+__all__ = ["errors_in_one_line"]
+
+
+def errors_in_one_line(callback: Callable[..., Any]) -> Callable[..., Any]:
+    """
+    Let a command, ours or Celery's, report our errors as click reports its own.
+
+    Celery's commands do so for a few errors of their own; ours are raised where tasks are
+    bound, in any command that uses them.
+    """
+
+    @wraps(callback)
+    def wrapped(*args: Any, **options: Any) -> Any:
+        try:
+            return callback(*args, **options)
+        except BatchError as error:
+            raise click.ClickException(str(error)) from error
+
+    return wrapped
