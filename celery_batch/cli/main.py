@@ -8,12 +8,14 @@ imports little, and each command when it is used.
 from __future__ import annotations
 
 import click
+from celery import VERSION_BANNER
 from celery.bin.base import handle_preload_options
 from celery.bin.beat import beat
 from celery.bin.worker import worker
 
 # So `celery inspect batch_status` knows the command.
 import celery_batch.worker.control.commands  # noqa: F401
+from celery_batch import __version__
 from celery_batch.cli.errors import errors_in_one_line
 from celery_batch.cli.lazy_group import LazyGroup
 
@@ -32,6 +34,10 @@ _COMMANDS = {
 
 
 @click.group(name="batch", cls=LazyGroup, lazy=_COMMANDS)
+@click.version_option(
+    message=f"celery_batch {__version__}, Celery {VERSION_BANNER}",
+    help="Show the versions of celery_batch and Celery, and exit.",
+)
 @click.pass_context
 @handle_preload_options  # type: ignore[untyped-decorator]  # Celery has no types
 def batch(_ctx: click.Context) -> None:

@@ -7,9 +7,11 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import celery
 import pytest
 from click.testing import CliRunner
 
+import celery_batch
 from celery_batch.cli.main import batch
 
 CELERY = Path(sysconfig.get_path("scripts")) / "celery"
@@ -85,3 +87,13 @@ def test_a_misspelt_command_is_suggested():
     assert done.exit_code == 2
     assert "Did you mean" in done.output
     assert "backfill" in done.output
+
+
+def test_the_versions_are_shown():
+    """Ours and Celery's, as a report of a bug needs them."""
+    done = CliRunner().invoke(batch, ["--version"])
+
+    assert done.exit_code == 0
+    assert (
+        done.output == f"celery_batch {celery_batch.__version__}, Celery {celery.VERSION_BANNER}\n"
+    )
