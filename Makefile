@@ -1,4 +1,4 @@
-.PHONY: help demo up docs test test-thorough coverage faults compat backfill-kills fuzz check lock bench bench-seeds bench-web pictures format clean
+.PHONY: help demo up docs test test-thorough coverage faults compat backfill-kills fuzz check lock bench bench-seeds bench-web pictures tables format clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -86,6 +86,9 @@ bench-web: $(STAMP) ## Measure our web servers beside service-streamer's, LitSer
 # It has to work also where constraints.txt and pyproject.toml contradict each other.
 lock: $(if $(wildcard $(STAMP)),,$(STAMP)) ## Lock what pyproject.toml asks for (UPGRADE="ruff mypy" or UPGRADE=all for newer versions)
 	@$(BIN)/python tests/lock.py --write $(if $(UPGRADE),--upgrade $(UPGRADE))
+
+tables: $(STAMP) ## Write the tables of docs/reference that come from the code
+	@$(BIN)/python -m tests.docs.tables --write
 
 docs: $(STAMP) ## Build the site into build/docs
 	@$(BIN)/python -m sphinx -b html -n -W -q docs build/docs

@@ -18,6 +18,7 @@ from celery import Task
 from kombu.exceptions import OperationalError
 
 from celery_batch.compat.older_celery import is_lost_backend
+from celery_batch.defaults import Items, Seconds
 
 __all__ = ["ClientMethods"]
 
@@ -27,17 +28,16 @@ class ClientMethods(Task):  # type: ignore[misc]
 
     abstract = True
 
-    #: Most items that may wait in the task's queue, or the next call is `QueueFull`;
-    #: `batch_max_queue`.
-    max_queue: ClassVar[int | None] = None
+    #: Most items that may wait in the task's queue; the next call raises `QueueFull` at once.
+    max_queue: ClassVar[Items | None] = None
 
     #: What the items that wait in the task's queue may cost, at the mean cost of those that this
-    #: process has sent lately; None for any cost.
+    #: process has sent lately; None is any cost.
     max_queue_cost: ClassVar[float | None] = None
 
-    #: Seconds from the sending of a call to its stored result that batches are to keep; None for
-    #: no target.
-    target_latency: ClassVar[float | None] = None
+    #: Time from the sending of a call to its stored result that batches are to keep. The worker
+    #: chooses their size, and when they leave, for it; None is no target.
+    target_latency: ClassVar[Seconds | None] = None
 
     @classmethod
     def on_bound(cls, app: Any) -> None:

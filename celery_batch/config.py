@@ -17,6 +17,7 @@ from typing import Any
 
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.shapes import are_ascending
+from celery_batch.defaults import SETTINGS
 from celery_batch.errors import ConfigurationError
 
 __all__ = [
@@ -82,32 +83,6 @@ _LIKE_MILLISECONDS = 5.0
 
 #: Seconds. No caller is meant to wait so long for one result; nor is this value.
 _LONG_TARGET = 50.0
-
-#: Every setting of ours with its default.
-SETTINGS: dict[str, Any] = {
-    "batch_max_size": 32,
-    "batch_max_wait": 0.01,
-    "batch_linger": None,
-    "batch_low_priority_share": 0.1,
-    "batch_devices": None,
-    "batch_load_timeout": 600.0,
-    "batch_bulk": True,
-    "batch_disable_fast_paths": (),
-    "batch_overlap": True,
-    "batch_isolate_failures": True,
-    "batch_max_worker_losses": 2,
-    "batch_outputs": "arrays",
-    "batch_max_queue": None,
-    "batch_dead_letter_queue": None,
-    "batch_max_message_size": 16 << 20,
-    "batch_lease": 15.0,
-    "batch_metrics": None,
-    "batch_cache_url": None,
-    "batch_payload_store": None,
-    "batch_payload_threshold": 16 << 10,
-    "batch_payload_expires": 86_400.0,
-    "batch_max_payload_size": 256 << 20,
-}
 
 #: The fast paths, each of which can be turned off; in the order in which a request takes them.
 FAST_PATHS = (

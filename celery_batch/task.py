@@ -29,6 +29,7 @@ from celery_batch.config import (
     outputs_of,
     policy_of,
 )
+from celery_batch.defaults import Rows, Seconds
 from celery_batch.errors import ConfigurationError
 from celery_batch.item_cost import check_queue_cost, check_sort_window, item_cost_of
 from celery_batch.item_key import ItemKey, item_key_of
@@ -89,59 +90,61 @@ class BatchTask(ChunkCalls, ClientMethods):
     #: Acknowledged once the result is stored, so the requests of a worker that dies run elsewhere.
     acks_late = True
 
-    #: Most rows in one call; a request has one row unless it is a chunk. `batch_max_size`.
-    max_batch_size: ClassVar[int | None] = None
+    #: Most rows in one model call, from 1 to 1,024 (200 on Python 3.12 before 3.12.10, where nested
+    #: calls are limited). A request has one row, a chunk many.
+    max_batch_size: ClassVar[Rows | None] = None
 
-    #: Most seconds a request waits for others while a slot is free; `batch_max_wait`.
-    max_wait: ClassVar[float | None] = None
+    #: Longest time that a request waits for others while a pool process is free, from its arrival
+    #: in the worker. If the requests that arrived during a batch have fewer than half of its rows,
+    #: it counts from the end of that batch.
+    max_wait: ClassVar[Seconds | None] = None
 
-    #: Seconds without a new request after which a free slot stops waiting; `batch_linger`.
-    linger: ClassVar[float | None] = None
+    #: Time without a new request after which a free pool process stops waiting.
+    linger: ClassVar[Seconds | None] = None
 
-    #: Share of the places in batches kept for requests of lower priority than those that
-    #: overtake them; `batch_low_priority_share`.
+    #: Share of the places in batches, from 0 to 0.5, for requests that more urgent ones overtake.
     low_priority_share: ClassVar[float | None] = None
 
-    #: The weight of this task among those that share a worker. While several have work, their
+    #: The weight of the task among those that share a worker. While several have work, their
     #: seconds in the model are in proportion to it.
     device_share: ClassVar[float] = 1.0
 
     #: What an item costs, as a function of its arguments, or the name of the parameter whose length
-    #: counts.  It runs in the worker's main process, without a model; a `Model` may define it.
+    #: counts. It runs in the worker's main process, without a model; a `Model` may define it.
     cost: ClassVar[Callable[..., Any] | str | None] = None
 
-    #: The highest cost of one call; None to count rows alone.
+    #: The highest cost of one model call; None counts rows alone.
     max_batch_cost: ClassVar[float | None] = None
 
-    #: The highest cost of one item; one that costs more fails.
+    #: The highest cost of one item; one that costs more fails with `ItemTooLarge`.
     max_item_cost: ClassVar[float | None] = None
 
-    #: Whether the model pads all rows to the longest; a batch costs that times its rows.
+    #: Whether the model pads all rows to the longest. A batch then costs that times its rows.
     padded: ClassVar[bool] = False
 
     #: From how many batches' worth of waiting requests a padded batch of similar lengths is
-    #: chosen; 0 for first come, first served.
+    #: chosen; 0 is first come, first served.
     sort_window: ClassVar[int] = 8
 
-    #: Compute equal items that wait at the same time only once.
+    #: Whether equal items that wait at the same time are computed only once.
     dedupe: ClassVar[bool] = False
 
-    #: Seconds for which answers are kept in Redis and used again; `batch_cache_url`.
-    cache_ttl: ClassVar[float | None] = None
+    #: Time for which answers are kept in Redis and used again; None keeps none.
+    cache_ttl: ClassVar[Seconds | None] = None
 
     #: A text or a whole number that changes with the model; answers of another version are not
-    #: used.  A `Model` may have it.
+    #: used. A `Model` may have it.
     version: ClassVar[str | int | None] = None
 
-    #: The numbers of rows that calls have, ascending; None for any.  A call with fewer rows is
-    #: filled up to the next.
-    batch_sizes: ClassVar[Sequence[int] | None] = None
+    #: The numbers of rows that calls have, ascending; None is any. A call with fewer rows is filled
+    #: up to the next. A `Model` may have it.
+    batch_sizes: ClassVar[Sequence[Rows] | None] = None
 
-    #: The lengths that rows are padded to, ascending; None for any.  A `Model` defines it itself.
+    #: The lengths that rows are padded to, ascending; None is any. A `Model` may have it.
     batch_lengths: ClassVar[Sequence[int] | None] = None
 
     #: The row that fills calls up, as a value, or a tuple of one for each parameter, or a function
-    #: that returns it.  None to repeat the last row.
+    #: that returns it. None repeats the last row. A `Model` may have it.
     padding_row: ClassVar[Any] = None
 
     #: Returns a row of a given length, to warm up with; a `Model` has it as a method.
@@ -149,21 +152,22 @@ class BatchTask(ChunkCalls, ClientMethods):
 
     #: Only items with equal keys share a batch. Names of parameters, of which the function then
     #: gets one value instead of a list; or a function of an item's arguments, which runs as `cost`.
+    #: A `Model` may have it.
     batch_by: ClassVar[Callable[..., Any] | str | Sequence[str] | None] = None
 
     #: Whether a batch's outputs in one array become "arrays", one for each row, or "lists" of
-    #: numbers; `batch_outputs`.
+    #: numbers.
     outputs: ClassVar[str | None] = None
 
-    #: Whether workers refuse calls with `QueueFull` that would miss the target.
+    #: Whether workers refuse calls with `QueueFull` that would miss the `target_latency`.
     shed: ClassVar[bool] = False
 
-    #: Look for the items that make a batch fail, by calling again with parts of it;
-    #: False for a function that may not see an item twice. `batch_isolate_failures`.
+    #: Whether a batch that raises, or runs out of memory, is run again in halves until the failing
+    #: items stand alone. With False every item fails with the error, and none is seen twice.
     isolate_failures: ClassVar[bool | None] = None
 
-    #: How often an item may take its process down before it fails with `PoisonItem`;
-    #: `batch_max_worker_losses`.
+    #: How often an item's process may die while it runs before the item fails with `PoisonItem`;
+    #: the last time the item was alone.
     max_worker_losses: ClassVar[int | None] = None
 
     #: Whether each item has a tracer of its own; not where the function gets requests.

@@ -1,0 +1,143 @@
+"""
+The tables of the reference that the code determines: ``python -m tests.docs.tables [--write]``.
+
+A page has ``<!-- table: NAME words -->``, the table and ``<!-- end of table -->``.  Without an
+option this checks that the tables are those of the code.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sphinx.pycode import ModuleAnalyzer
+
+from celery_batch.client_methods import ClientMethods
+from celery_batch.defaults import SETTINGS, Defaults
+from celery_batch.task import BatchTask
+
+__all__ = ["stale", "task_options"]
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+
+_TABLE = re.compile(r"(?<=<!-- table: )(?P<words>.+?) -->\n.*?(?=<!-- end of table -->)", re.DOTALL)
+
+#: Public attributes of tasks that are no options.
+_NO_OPTIONS = {"acks_late", "model", "traces_items"}
+
+#: How the reference calls a type; other types have their own names.
+_TYPES = {
+    "Seconds": "seconds",
+    "Rows": "rows",
+    "Items": "items",
+    "Bytes": "bytes",
+    "float": "number",
+    "int": "whole number",
+    "bool": "boolean",
+    "str": "text",
+    "Any": "any value",
+    "None": "None",
+    "Sequence[Rows]": "list of rows",
+    "Sequence[int]": "list of whole numbers",
+    "Sequence[str]": "list of texts",
+    "list[str]": "list of texts",
+    "tuple[str, ...]": "tuple of texts",
+    "Callable[..., Any]": "function",
+    "Callable[[int], Any]": "function",
+}
+
+
+def main() -> int:
+    """Check the tables, or write them; return 1 if they are not those of the code."""
+    pages = stale()
+    if "--write" in sys.argv[1:]:
+        for page, text in pages.items():
+            page.write_text(text)
+        return 0
+    for page in pages:
+        print(f"{page}: has a table that is not the code's; run `make tables`")  # noqa: T201
+    return 1 if pages else 0
+
+
+def stale() -> dict[Path, str]:
+    """Return the pages whose tables are not those of the code, with the text that they need."""
+    pages = {page: page.read_text() for page in sorted(REFERENCE.glob("*.md"))}
+    found = {page: _TABLE.sub(_written, text) for page, text in pages.items()}
+    return {page: text for page, text in found.items() if text != pages[page]}
+
+
+def _written(match: re.Match[str]) -> str:
+    name, *words = match["words"].split()
+    return "\n".join([match["words"] + " -->", *_TABLES[name](words), ""])
+
+
+def task_options() -> dict[str, tuple[type, str]]:
+    """Return every option of a batch task, with the class that declares it and its meaning."""
+    declared = {
+        name: (cls, text) for cls in (BatchTask, ClientMethods) for name, text in _said(cls).items()
+    }
+    return {name: found for name, found in declared.items() if name not in _NO_OPTIONS}
+
+
+@cache
+def _said(cls: type) -> dict[str, str]:
+    """Return what the comments say of the public attributes of a class."""
+    comments = ModuleAnalyzer.for_module(cls.__module__).find_attr_docs()
+    return {
+        name: " ".join(lines).strip()
+        for (owner, name), lines in comments.items()
+        if owner == cls.__name__ and not name.startswith("_")
+    }
+
+
+def _options(names: Iterable[str]) -> list[str]:
+    known = task_options()
+    rows = []
+    for name in names:
+        cls, text = known[name]
+        setting = f"batch_{name}" if f"batch_{name}" in SETTINGS else _SETTING_OF.get(name)
+        default = _code(getattr(cls, name))
+        if setting is not None:
+            default = f"{_code(SETTINGS[setting])} (`{setting}`)"
+        unset = setting is not None and SETTINGS[setting] is not None  # None asks for the setting
+        rows.append([f"`{name}`", _type(cls, name, "None" if unset else ""), default, text])
+    return _table(["option", "type", "default", "meaning"], rows)
+
+
+#: The option whose setting has another name.
+_SETTING_OF = {"max_batch_size": "batch_max_size"}
+
+
+def _settings(names: Iterable[str]) -> list[str]:
+    said = _said(Defaults)
+    rows = [
+        [f"`{name}`", _type(Defaults, name), _code(SETTINGS[name]), said[name]] for name in names
+    ]
+    return _table(["setting", "type", "default", "meaning"], rows)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+
+
+def _code(value: Any) -> str:
+    return f"`{value!r}`"
+
+
+def _type(cls: type, name: str, left_out: str = "") -> str:
+    annotation = re.sub(r"^ClassVar\[(.*)\]$", r"\1", cls.__annotations__[name])
+    parts = [part for part in annotation.split(" | ") if part != left_out]
+    *others, last = [_TYPES[part] for part in parts]
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+_TABLES: dict[str, Callable[[list[str]], list[str]]] = {"options": _options, "settings": _settings}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The tables of the reference are those of the code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from celery_batch import BatchTask, task_options
+from celery_batch.config import OPTIONS
+from celery_batch.defaults import SETTINGS
+from celery_batch.runtime.model import Model
+from tests.docs import tables
+
+SETTINGS_PAGE = (tables.REFERENCE / "settings.md").read_text()
+
+
+def _rows_of(kind: str) -> Iterator[list[str]]:
+    """Yield the cells of every row of the page's tables of one kind, without code marks."""
+    for table in re.findall(rf"<!-- table: {kind} .*?<!-- end", SETTINGS_PAGE, re.DOTALL):
+        for line in table.splitlines()[3:-1]:
+            yield [cell.strip().replace("`", "") for cell in line.strip("|").split(" | ")]
+
+
+def test_tables_are_those_of_the_code():
+    """`make tables` would change no page."""
+    assert [] == list(tables.stale())
+
+
+def test_every_setting_is_documented_with_its_default():
+    """The page lists each setting of ours once with its default, and no other."""
+    documented = [(name, default) for name, _, default, *_ in _rows_of("settings")]
+
+    assert sorted((name, repr(value)) for name, value in SETTINGS.items()) == sorted(documented)
+
+
+def test_every_task_option_is_documented_with_its_default():
+    """The page lists each option that a task accepts once, with its default and setting."""
+    documented = {name: default for name, _, default, *_ in _rows_of("options")}
+    accepted = task_options._OF_TASKS | task_options._OF_MODELS | {"outputs"}
+    accepted -= {"examples", "collate", "uncollate"}  # a model has these as methods
+    settings = {name: OPTIONS.get(name, f"batch_{name}") for name in accepted}
+    defaults = {
+        name: f"{SETTINGS[settings[name]]!r} ({settings[name]})"
+        if settings[name] in SETTINGS
+        else repr(getattr(BatchTask, name))
+        for name in accepted
+    }
+
+    assert defaults == documented
+    assert len(documented) == len([*_rows_of("options")])
+
+
+def test_options_of_a_model_are_declared_by_it():
+    """An option of which the page says that a model may have it is an attribute of `Model`."""
+    said = {name: text for name, (_, text) in tables.task_options().items()}
+    of_models = {
+        name for name, text in said.items() if "`Model` may" in text or "a `Model`" in text
+    }
+
+    assert of_models == {name for name in said if hasattr(Model, name)}
+
+
+def test_a_changed_table_is_found(tmp_path: Path, monkeypatch):
+    """A page whose default is another is stale, and gets the code's."""
+    page = tmp_path / "settings.md"
+    page.write_text(SETTINGS_PAGE.replace("| `0.01` |", "| `0.02` |"))
+    monkeypatch.setattr(tables, "REFERENCE", tmp_path)
+
+    assert {page: SETTINGS_PAGE} == tables.stale()
