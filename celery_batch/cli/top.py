@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
@@ -15,7 +16,7 @@ from celery.bin.base import CeleryCommand
 
 from celery_batch.cli.errors import errors_in_one_line
 from celery_batch.cluster.control_client import ControlClient
-from celery_batch.cluster.state import ClusterState
+from celery_batch.cluster.state import ClusterState, TaskView, WorkerView
 from celery_batch.worker.scheduling.routing import batch_tasks, queue_of
 
 __all__ = ["top"]
@@ -40,6 +41,12 @@ _COLUMNS = 120
     help="Ask twice, with the interval between, print, and end: with 1 if the broker is away.",
 )
 @click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Ask as --once does, and print the numbers as one JSON object.",
+)
+@click.option(
     "--interval",
     type=click.FloatRange(0.1, 3600),
     default=1.0,
@@ -48,73 +55,139 @@ _COLUMNS = 120
 )
 @click.pass_context
 @errors_in_one_line
-def top(ctx: click.Context, *, once: bool, interval: float) -> None:
+def top(ctx: click.Context, *, once: bool, as_json: bool, interval: float) -> None:
     """
     Show what batch tasks and their workers do, until Ctrl-C.
 
     Where the output is no terminal it prints one plain frame after the other.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if find_spec("rich") is None:
+    if not as_json and find_spec("rich") is None:
         raise click.ClickException("This needs rich: pip install 'celery-batch[top]'")
-    from rich.console import Console  # noqa: PLC0415 (rich may be missing)
-
-    console = Console(width=None if sys.stdout.isatty() else _COLUMNS)
-    with closing(_View(ctx.obj.app, console)) as view:
+    with closing(_Observer(ctx.obj.app)) as observer:
         try:
-            if once:
-                _print_once(view, interval)
-            elif sys.stdout.isatty():
-                _on_screen(view, interval)
+            if as_json:
+                observer.ask_twice(interval)
+                click.echo(json.dumps(_as_data(observer), indent=2))
             else:
-                view.repeat(console.print, interval)
+                _show(observer, interval, once=once)
         except KeyboardInterrupt:
             click.echo("", err=True)
+        if (once or as_json) and observer.state.error:
+            ctx.exit(1)
 
 
-class _View:
-    """Collects snapshots of the cluster, and makes frames of its state."""
+class _Observer:
+    """Asks the workers of an app, and keeps the state of their cluster."""
 
-    def __init__(self, app: Any, console: Any) -> None:
+    def __init__(self, app: Any) -> None:
         app.loader.import_default_modules()
         app.finalize()
         queues = {task.name: queue_of(app, task) for task in batch_tasks(app)}
         self._queues = {*queues.values()}
         self.state = ClusterState(queues, _WINDOW)
-        self.console = console
         self._client = ControlClient(app)
         with app.connection_for_write() as connection:
-            self._broker = connection.as_uri()
+            self.broker = connection.as_uri()
 
     def close(self) -> None:
         self._client.close()
 
-    def update(self, timeout: float = _TIMEOUT, *, is_last: bool = False) -> Any:
-        """Ask all workers once more; return what the console is to show."""
-        from celery_batch.cli.top_frame import frame  # noqa: PLC0415 (where rich may be missing)
-
+    def ask(self, timeout: float = _TIMEOUT) -> None:
+        """Ask all workers once more."""
         self.state.add(self._client.snapshot(self._queues, timeout))
-        clock = time.strftime("%H:%M:%S")
-        return frame(self.state, self._broker, clock, width=self.console.width, is_last=is_last)
 
-    def repeat(self, show: Callable[[Any], object], interval: float) -> None:
-        """Show one frame after the other."""
-        while True:
-            began = time.monotonic()
-            show(self.update())
-            time.sleep(max(interval - (time.monotonic() - began), 0.0))
+    def ask_twice(self, interval: float) -> None:
+        """Ask all workers twice, as rates need it."""
+        self.ask(_TIMEOUT_ONCE)
+        time.sleep(interval)
+        self.ask(_TIMEOUT_ONCE)
 
 
-def _print_once(view: _View, interval: float) -> None:
-    view.update(_TIMEOUT_ONCE)
-    time.sleep(interval)
-    view.console.print(view.update(_TIMEOUT_ONCE, is_last=True))
-    if view.state.error:
-        sys.exit(1)
+def _as_data(observer: _Observer) -> dict[str, Any]:
+    """Return what a frame shows as plain data; times are in seconds."""
+    state = observer.state
+    return {
+        "time": time.time(),
+        "broker": observer.broker,
+        "error": state.error,
+        "seconds": state.seconds,
+        "tasks": [_task_data(task) for task in state.tasks()],
+        "workers": [_worker_data(worker) for worker in state.workers()],
+    }
 
 
-def _on_screen(view: _View, interval: float) -> None:
+def _task_data(task: TaskView) -> dict[str, Any]:
+    median, slow = task.wait
+    return {
+        "name": task.name,
+        "queue": task.queue,
+        "workers": task.workers,
+        "halted": task.halted,
+        "max_batch_size": task.max_batch_size if task.workers else None,
+        "max_batch_cost": task.max_batch_cost,
+        "messages": task.depth,
+        "waiting": task.waiting,
+        "oldest": task.oldest if task.waiting else None,
+        "running": task.running,
+        "rows_per_second": task.rate,
+        "batches_per_second": task.batches,
+        "batch_size": task.size,
+        "batch_sizes": {str(size): count for size, count in sorted(task.sizes.items())},
+        "model_seconds": task.model,
+        "wait_p50": median,
+        "wait_p95": slow,
+        "padding": task.padding,
+    }
+
+
+def _worker_data(worker: WorkerView) -> dict[str, Any]:
+    return {
+        "name": worker.name,
+        "state": worker.state,
+        "processes": worker.processes,
+        "devices": [*worker.devices],
+        "tasks": worker.tasks,
+        "waiting": worker.waiting,
+        "running": worker.running,
+        "rows_per_second": worker.rate,
+        "busy": worker.busy,
+    }
+
+
+def _show(observer: _Observer, interval: float, *, once: bool) -> None:
+    from rich.console import Console  # noqa: PLC0415 (rich may be missing)
+
+    console = Console(width=None if sys.stdout.isatty() else _COLUMNS)
+    if once:
+        observer.ask_twice(interval)
+        console.print(_frame(observer, console, is_last=True))
+    elif sys.stdout.isatty():
+        _on_screen(observer, console, interval)
+    else:
+        _repeat(observer, console, console.print, interval)
+
+
+def _frame(observer: _Observer, console: Any, *, is_last: bool = False) -> Any:
+    from celery_batch.cli.top_frame import frame  # noqa: PLC0415 (where rich may be missing)
+
+    clock = time.strftime("%H:%M:%S")
+    return frame(observer.state, observer.broker, clock, width=console.width, is_last=is_last)
+
+
+def _repeat(
+    observer: _Observer, console: Any, show: Callable[[Any], object], interval: float
+) -> None:
+    """Show one frame after the other."""
+    while True:
+        began = time.monotonic()
+        observer.ask()
+        show(_frame(observer, console))
+        time.sleep(max(interval - (time.monotonic() - began), 0.0))
+
+
+def _on_screen(observer: _Observer, console: Any, interval: float) -> None:
     from rich.live import Live  # noqa: PLC0415 (only a terminal needs it)
 
-    with Live(console=view.console, screen=True, auto_refresh=False) as live:
-        view.repeat(lambda frame: live.update(frame, refresh=True), interval)
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        _repeat(observer, console, lambda frame: live.update(frame, refresh=True), interval)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +18,15 @@ from tests.services.shop import CELERY, environment_of
 from tests.services.terminal import Terminal
 
 COMMAND = (CELERY, "-A", "tests.services.tasks", "batch", "top")
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "check-and-top.md"
+
+
+def documented_keys():
+    """Return the keys of the page's three tables of `--json`: of the object, a task, a worker."""
+    tables = PAGE.read_text().split("### As JSON")[1].split("| key")[1:]
+    first_cells = [re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for table in tables]
+    return [{*re.findall(r"`(\w+)`", " ".join(cells))} for cells in first_cells]
 
 
 @pytest.fixture
@@ -77,6 +89,39 @@ def test_a_script_asks_once(shop):
     assert re.search(r"messages in the broker: .*\bcelery \d", shown)
 
 
+@pytest.mark.usefixtures("load")
+def test_a_script_reads_json(shop):
+    """``--json`` prints one object, with the keys of its page and the numbers of a worker."""
+    worker = shop.worker("-c", "1")
+
+    def answered():
+        done = subprocess.run(
+            [*COMMAND, "--json", "--interval", "2"],
+            env={**os.environ, **shop.environment},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        found = json.loads(done.stdout)
+        return found if any(task["batch_size"] for task in found["tasks"]) else None
+
+    found = eventually(answered, "two answers of the worker's in time", timeout=90)
+    tasks = {task["name"]: task for task in found["tasks"]}
+    task, (server,) = tasks["shop.double"], found["workers"]
+
+    assert documented_keys() == [{*found}, {*task}, {*server}]
+    assert abs(time.time() - found["time"]) < 90
+    assert not found["error"]
+    assert task["rows_per_second"] > 0
+    assert task["messages"] >= 0
+    assert sum(task["batch_sizes"].values()) > 0
+    assert 0 < task["model_seconds"] < 10
+    assert worker.name == server["name"]
+    assert server["processes"] == 1
+    assert 0 <= server["busy"] <= 1
+
+
 def test_the_broker_is_away():
     """Without a broker it says so and goes on looking; in a pipe frame follows frame."""
     env = {**os.environ, **environment_of("redis://:secret@127.0.0.1:1/0")}
@@ -94,18 +139,21 @@ def test_the_broker_is_away():
     assert 0 == process.returncode
 
 
-def test_a_script_hears_that_the_broker_is_away():
-    """``--once`` ends with 1 then, and promises no further look."""
-    env = {**os.environ, **environment_of("redis://127.0.0.1:1/0")}
+@pytest.mark.parametrize("option", ["--once", "--json"])
+def test_a_script_hears_that_the_broker_is_away(option):
+    """It ends with 1 then, and promises no further look."""
+    env = {**os.environ, **environment_of("redis://:secret@127.0.0.1:1/0")}
     done = subprocess.run(
-        [*COMMAND, "--once", "--interval", "0.1"],
+        [*COMMAND, option, "--interval", "0.1"],
         env=env,
         stdout=subprocess.PIPE,
         text=True,
         check=False,
         timeout=120,
     )
+    is_json = option == "--json"
 
     assert 1 == done.returncode
-    assert "The broker does not answer" in done.stdout
+    assert json.loads(done.stdout)["error"] if is_json else "does not answer" in done.stdout
     assert "asked again" not in done.stdout
+    assert "secret" not in done.stdout
