@@ -69,7 +69,7 @@ check: $(STAMP) ## Lint, types, import rules and cycles, sizes, lock, the site, 
 	@COVERAGE_FILE=.coverage.batching $(BIN)/python -m pytest -q -n 3 --dist loadgroup tests/batching --cov=celery_batch.batching --cov-report=term-missing:skip-covered --cov-fail-under=100
 	@$(BIN)/python -m pytest -q -n 3 --dist loadgroup tests/docs
 
-bench: $(STAMP) ## Measure ours and the peers, and renew docs/explanation/benchmarks.md (CASE="cost noop" for some)
+bench: $(STAMP) ## Measure ours and the peers, and renew the figures of README and docs (CASE="cost noop" for some)
 	@$(BIN)/python -m bench --write $(if $(JSON),--json $(JSON)) $(CASE)
 
 bench-seeds: $(STAMP) ## Measure service-streamer's published tables again, with wrk (QUICK=1 for a minute of it)
@@ -81,7 +81,7 @@ pictures: $(STAMP) ## Take the pictures of the page, the monitor, Flower and the
 	@$(BIN)/python -m demo.dashboard_picture
 
 bench-web: $(STAMP) ## Measure our web servers beside service-streamer's, LitServe's and mosec's, with wrk
-	@$(BIN)/python -m bench $(if $(QUICK),--quick,--write --rounds 5) web
+	@$(BIN)/python -m bench $(if $(QUICK),--quick,--write) web
 
 # It has to work also where constraints.txt and pyproject.toml contradict each other.
 lock: $(if $(wildcard $(STAMP)),,$(STAMP)) ## Lock what pyproject.toml asks for (UPGRADE="ruff mypy" or UPGRADE=all for newer versions)

@@ -12,70 +12,23 @@ from typing import Any
 from rich.console import Console
 
 from bench import document
-from bench.cases import (
-    arrays,
-    backfill,
-    cache,
-    calls,
-    clients,
-    drains,
-    forecast,
-    gaps,
-    keys,
-    lengths,
-    memory,
-    policies,
-    pools,
-    scale,
-    seeds,
-    serve,
-    shapes,
-    share,
-    streamers,
-    target,
-    web,
-)
-from bench.tables import Case, Effort, goals_table
-
-_ALL = (
-    *drains.CASES,
-    *calls.CASES,
-    clients.CASE,
-    *scale.CASES,
-    streamers.CASE,
-    gaps.CASE,
-    backfill.CASE,
-    pools.CASE,
-    memory.CASE,
-    seeds.CASE,
-    serve.CASE,
-    web.CASE,
-    forecast.CASE,
-    lengths.CASE,
-    keys.CASE,
-    target.CASE,
-    shapes.CASE,
-    share.CASE,
-    policies.CASE,
-    cache.CASE,
-    arrays.CASE,
-)
-_CASES: dict[str, Case] = {case.name: case for case in _ALL}
+from bench.all_cases import CASES
+from bench.tables import Effort, goals_table
 
 
 def main() -> int:
     """Measure the chosen cases and show them."""
     options = _options()
-    chosen = options.cases or [name for name, case in _CASES.items() if case.by_default]
+    chosen = options.cases or [name for name, case in CASES.items() if case.by_default]
     rounds, share = (1, 0.1) if options.quick else (options.rounds, options.share)
     effort = Effort(rounds, share, peers=not options.no_peers)
     console = Console()
     measured = {"about": document.about(effort), "cases": {}}
     for name in chosen:
         started = time.monotonic()
-        data = _CASES[name].measure(effort)
+        data = CASES[name].measure(effort)
         measured["cases"][name] = data
-        for table in _CASES[name].tables(data):
+        for table in CASES[name].tables(data):
             console.print(table.rich())
         console.print(f"[dim]{name}: {time.monotonic() - started:.0f} s[/dim]\n")
     _conclude(measured, options, console)
@@ -83,31 +36,33 @@ def main() -> int:
 
 
 def _conclude(measured: dict[str, Any], options: argparse.Namespace, console: Console) -> None:
-    found = [goal for name, data in measured["cases"].items() for goal in _CASES[name].goals(data)]
+    found = [goal for name, data in measured["cases"].items() for goal in CASES[name].goals(data)]
     console.print(goals_table(found).rich())
     if options.json:
         options.json.write_text(json.dumps(measured, indent=1) + "\n")
     if options.write:
-        document.write(measured, _CASES)
+        document.write(measured, list(CASES))
 
 
 def _options() -> argparse.Namespace:
-    cases = "\n".join(f"  {case.name:10}{case.about}" for case in _CASES.values())
+    cases = "\n".join(f"  {case.name:10}{case.about}" for case in CASES.values())
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description=__doc__,
         epilog=f"cases:\n{cases}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("cases", nargs="*", choices=[*_CASES, []], help="all unless named")
+    parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="all unless named")
     parser.add_argument("--quick", action="store_true", help="one round of a tenth of the items")
     parser.add_argument(
-        "--rounds", type=int, default=3, help="how often each system is measured (3)"
+        "--rounds", type=int, default=5, help="how often each system is measured (5)"
     )
     parser.add_argument("--share", type=float, default=1.0, help="of the full number of items (1)")
     parser.add_argument("--no-peers", action="store_true", help="ours and the pure loop only")
     parser.add_argument("--json", type=Path, help="write what was measured to this file")
-    parser.add_argument("--write", action="store_true", help="renew docs/explanation/benchmarks.md")
+    parser.add_argument(
+        "--write", action="store_true", help="renew the records, figures and pictures in docs"
+    )
     return parser.parse_args()
 
 

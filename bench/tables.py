@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-__all__ = ["Case", "Effort", "Goal", "ResultTable", "goals_table"]
+__all__ = ["Case", "Effort", "Goal", "ResultTable", "goals_table", "shown", "spread", "where"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Effort:
         peers: Whether the peers are measured too.
     """
 
-    rounds: int = 3
+    rounds: int = 5
     share: float = 1.0
     peers: bool = True
 
@@ -53,16 +53,23 @@ class ResultTable:
         caption = " ".join(self.notes)
         table = Table(title=self.title, title_justify="left", caption=caption or None)
         table.caption_justify = "left"
-        for position, heading in enumerate(self.headings):
+        headings, *rows = self._lines()
+        for position, heading in enumerate(headings):
             table.add_column(heading, justify="right" if position else "left")
-        for row in self.rows:
+        for row in rows:
             table.add_row(*row)
         return table
 
+    def _lines(self) -> list[tuple[str, ...]]:
+        """Return headings and rows without columns that no row has: older records have fewer."""
+        kept = [n for n in range(len(self.headings)) if not n or any(row[n] for row in self.rows)]
+        return [tuple(line[n] for n in kept) for line in (self.headings, *self.rows)]
+
     def markdown(self) -> str:
         """Return it for a document."""
-        bars = ["---", *["--:"] * (len(self.headings) - 1)]
-        lines = [" | ".join(cells) for cells in (self.headings, bars, *self.rows)]
+        headings, *rows = self._lines()
+        bars = ["---", *["--:"] * (len(headings) - 1)]
+        lines = [" | ".join(cells) for cells in (headings, bars, *rows)]
         table = "\n".join(f"| {line} |" for line in lines)
         return "\n\n".join(
             [f"**{self.title}**", table, *(["\n".join(self.notes)] * bool(self.notes))]
@@ -112,6 +119,56 @@ def goals_table(goals: list[Goal]) -> ResultTable:
     """Return the table of goals."""
     headings = ("goal", "measured", "wanted", "aim", "met")
     return ResultTable("Goals", headings, [goal.row() for goal in goals])
+
+
+#: The systems as tables name them.
+_SYSTEMS = {
+    "pure": "the model alone",
+    "ours": "celery_batch",
+    "our RedisStreamer": "celery_batch: RedisStreamer",
+    "our Streamer": "celery_batch: Streamer",
+    "our ThreadedStreamer": "celery_batch: ThreadedStreamer",
+    "RedisStreamer": "service-streamer: RedisStreamer",
+    "Streamer": "service-streamer: Streamer",
+    "ThreadedStreamer": "service-streamer: ThreadedStreamer",
+    "celery_batch.batches": "celery-batches' program, import line changed",
+    "celery": "Celery, one item a call",
+    "stock client": "Celery's client of our version",
+}
+
+
+def shown(kind: str) -> str:
+    """Return the name of a system in a table."""
+    return _SYSTEMS.get(kind, kind)
+
+
+def spread(rates: Sequence[float]) -> str:
+    """Return the slowest and the fastest round, as a cell of a table."""
+    return f"{min(rates):,.0f} to {max(rates):,.0f}" if rates else ""
+
+
+def where(about: dict[str, Any]) -> str:
+    """Return the sentence that says where, when and with what a case was measured."""
+    times = "1 round" if about["rounds"] == 1 else f"{about['rounds']} rounds"
+    cpu = f" ({about['cpu']})" if about.get("cpu") else ""
+    libraries = [f"{name} {about[key]}" for key, name in _LIBRARIES.items() if about.get(key)]
+    peers = ", ".join(f"{name} {version}" for name, version in about.get("peers", {}).items())
+    machine = f"{about['cores']} cores{cpu} with {about['memory_gib']} GiB"
+    parts = [f"Measured {about['date']} on {machine}, load {about['load']} before"]
+    parts += [f"{times}, {about['share']:.0%} of the items", ", ".join(libraries)]
+    parts += [f"the peers with {peers}"] if peers else []
+    parts += [f"commit {about['commit']}"] if about.get("commit") else []
+    return "; ".join(parts) + "."
+
+
+#: Of a record of where a case was measured; older ones have the first two alone.
+_LIBRARIES = {
+    "python": "Python",
+    "celery": "Celery",
+    "kombu": "kombu",
+    "redis": "redis-py",
+    "redis_server": "Redis",
+}
 
 
 def _no_goals(_: dict[str, Any]) -> list[Goal]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from bench.tables import Case, Effort, Goal, ResultTable
+from bench.tables import Case, Effort, Goal, ResultTable, shown, spread
 from bench.testbed import OURS, testbed
 
 __all__ = ["CASES"]
@@ -38,12 +38,16 @@ def _measure_submit(effort: Effort) -> dict[str, Any]:
 
 def _submit_sheets(data: dict[str, Any]) -> list[ResultTable]:
     rows = [
-        (row["kind"], f"{row['rate']:,.0f}", f"{1000 * row['client_cpu']:.3f}")
+        (
+            shown(row["kind"]),
+            *(f"{row['rate']:,.0f}", spread(row["rates"])),
+            f"{1000 * row['client_cpu']:.3f}",
+        )
         for row in data["rows"]
     ]
+    headings = ("", "submits/s", "slowest to fastest", "client ms")
     title = '"noop", one delay() at a time, while a worker works'
-    notes = ("stock client: Celery's own, of the version that we run on.",)
-    return [ResultTable(title, ("", "submits/s", "client ms"), rows, notes)]
+    return [ResultTable(title, headings, rows)]
 
 
 def _submit_goals(data: dict[str, Any]) -> list[Goal]:
@@ -74,7 +78,7 @@ def _measure_lone(effort: Effort) -> dict[str, Any]:
 def _lone_sheets(data: dict[str, Any]) -> list[ResultTable]:
     rows = [
         (
-            row["kind"],
+            shown(row["kind"]),
             row["model"],
             *(f"{1000 * row[name]:.1f}" for name in ("own", "p50", "p99")),
             f"{1000 * (row['p50'] - row['own']):.1f}",
@@ -109,10 +113,16 @@ def _measure_chunk(effort: Effort) -> dict[str, Any]:
 def _chunk_sheets(data: dict[str, Any]) -> list[ResultTable]:
     rates = data["rates"] or {}
     rows = [
-        (kind, f"{median(each):,.0f}", f"{median(each) / median(rates['pure']):.3f}")
+        (
+            shown(kind),
+            f"{median(each):,.0f}",
+            spread(each),
+            f"{median(each) / median(rates['pure']):.3f}",
+        )
         for kind, each in rates.items()
     ]
-    return [ResultTable(f'"cost", delay_rows of {_ROWS} rows', ("", "rows/s", "of pure"), rows)]
+    headings = ("", "rows/s", "slowest to fastest", "of the model alone")
+    return [ResultTable(f'"cost", delay_rows of {_ROWS} rows', headings, rows)]
 
 
 def _chunk_goals(data: dict[str, Any]) -> list[Goal]:

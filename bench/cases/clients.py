@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from bench.tables import Case, Effort, ResultTable
+from bench.tables import Case, Effort, ResultTable, spread
 from bench.testbed import SystemProcess, testbed
 
 __all__ = ["CASE"]
@@ -40,7 +40,8 @@ def _row(system: SystemProcess, effort: Effort, options: dict[str, Any]) -> dict
     figures = {
         name: median(one[name] for one in rounds) for name in ("rate", "p50", "p99", "mean_batch")
     }
-    return {**options, **figures, "reasons": rounds[-1]["reasons"]}
+    rates = [one["rate"] for one in rounds]
+    return {**options, **figures, "rates": rates, "reasons": rounds[-1]["reasons"]}
 
 
 def _sheets(data: dict[str, Any]) -> list[ResultTable]:
@@ -52,13 +53,17 @@ def _sheets(data: dict[str, Any]) -> list[ResultTable]:
                 row["how"] + (", batches of one" if row.get("naive") else ""),
                 f"{row['clients']:,}",
                 f"{row['rate']:,.0f}",
+                spread(row.get("rates", [])),
                 f"{row['mean_batch']:.1f}",
                 f"{1000 * row['p50']:.0f}",
                 f"{1000 * row['p99']:.0f}",
                 reasons,
             )
         )
-    headings = ("", "clients", "items/s", "mean batch", "p50 ms", "p99 ms", "why batches left")
+    headings = (
+        *("", "clients", "items/s", "slowest to fastest", "mean batch"),
+        *("p50 ms", "p99 ms", "why batches left"),
+    )
     return [ResultTable('"cost", clients in a closed loop, max_wait=0.1', headings, rows)]
 
 

@@ -11,7 +11,7 @@ import psutil
 
 from bench.queued_copies import QueuedCopies
 from bench.stack import broker, running
-from bench.tables import Case, Effort, ResultTable
+from bench.tables import Case, Effort, ResultTable, spread
 from bench.testbed import cpu_of
 
 __all__ = ["CASES"]
@@ -113,6 +113,7 @@ def _middle(depth: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
         "rounds": len(rounds),
         "drained": rounds[-1]["drained"],
         "rate": median(one["rate"] for one in rounds),
+        "rates": [one["rate"] for one in rounds],
         "cpu": over("cpu"),
         "ends": over("ends"),
         "sizes": rounds[-1]["sizes"],
@@ -130,9 +131,11 @@ def _sheets(data: dict[str, Any]) -> list[ResultTable]:
             for part in (0, 1)
         ]
         counts = [f"{row[name]:,}" for name in ("queued", "drained")]
-        rows.append((*counts, f"{row['rate']:,.0f}", *ends, *cpu, *mib))
+        rows.append(
+            (*counts, f"{row['rate']:,.0f}", spread(row.get("rates", [])), *ends, *cpu, *mib)
+        )
     headings = (
-        *("queued", "drained", "tasks/s", "first tenth", "last tenth"),
+        *("queued", "drained", "tasks/s", "slowest to fastest", "first tenth", "last tenth"),
         *("consumer ms", "pool ms", "Redis ms", "consumer MiB", "pool MiB"),
     )
     notes = (

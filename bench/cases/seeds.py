@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from bench.model import BATCH
-from bench.tables import Case, Effort, ResultTable
+from bench.tables import Case, Effort, ResultTable, spread
 from bench.testbed import Testbed, testbed
 from bench.web import CLIENTS, web
 from bench.wrk import find_wrk, run_wrk
@@ -104,12 +104,21 @@ def _table(
     published: dict[tuple[str, int], float],
     data: dict[str, Any],
 ) -> ResultTable:
-    headings = ("", "workers", unit, "of pure", f"seeds' {unit}", "seeds' of pure")
+    headings = (
+        "",
+        "workers",
+        unit,
+        "slowest to fastest",
+        "of pure",
+        f"seeds' {unit}",
+        "seeds' of pure",
+    )
     cells = []
     for row in rows:
         theirs, workers = published[row["kind"], row["workers"]], row["workers"]
         shares = row["rate"] / (workers * data["pure"]), theirs / (workers * _THEIR_PURE)
-        figures = (f"{row['rate']:,.0f}", f"{shares[0]:.2f}", f"{theirs:,.0f}", f"{shares[1]:.2f}")
+        rates = (f"{row['rate']:,.0f}", spread(row.get("rates", [])))
+        figures = (*rates, f"{shares[0]:.2f}", f"{theirs:,.0f}", f"{shares[1]:.2f}")
         cells.append((row["kind"], str(workers), *figures))
     return ResultTable(title, headings, cells, tuple(_notes(rows)))
 

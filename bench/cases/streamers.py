@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from bench.tables import Case, Effort, Goal, ResultTable
+from bench.tables import Case, Effort, Goal, ResultTable, shown, spread
 from bench.testbed import OURS, testbed
 
 __all__ = ["CASE"]
@@ -38,10 +38,11 @@ def _drained(
     cpu: dict[str, list[float]] = {kind: [] for kind in kinds}
     with testbed() as bed, bed.systems([*kinds], model, workers) as systems:
         for kind, system in systems.items():
-            system.ask("drain", n=effort.items(_wanted(kind, model, workers) // 10))
+            system.ask("drain", n=effort.items(_wanted(kind, model, workers) // 10), singly=True)
         for _ in range(effort.rounds):
             for kind, system in systems.items():
-                one = system.ask("drain", n=effort.items(_wanted(kind, model, workers)))
+                n = effort.items(_wanted(kind, model, workers))
+                one = system.ask("drain", n=n, singly=True)
                 times = workers if kind == "pure" else 1
                 rates[kind].append(times * one["n"] / one["seconds"])
                 cpu[kind].append((one["client_cpu"] + one["worker_cpu"]) / one["n"])
@@ -79,11 +80,20 @@ def _sheets(data: dict[str, Any]) -> list[ResultTable]:
     for row in data["rows"]:
         pure = _rate(data, "pure", row["model"], row["workers"])
         share = f"{row['rate'] / pure:.3f}" if pure else ""
-        figures = (f"{row['rate']:,.0f}", share, f"{1000 * row['cpu']:.4f}")
-        rows.append((row["kind"], row["model"], str(row["workers"]), *figures))
-    headings = ("", "model", "workers", "items/s", "of pure", "CPU ms")
+        rates = (f"{row['rate']:,.0f}", spread(row["rates"]))
+        figures = (*rates, share, f"{1000 * row['cpu']:.4f}")
+        rows.append((shown(row["kind"]), row["model"], str(row["workers"]), *figures))
+    headings = (
+        "",
+        "model",
+        "workers",
+        "items/s",
+        "slowest to fastest",
+        "of the model alone",
+        "CPU ms",
+    )
     note = "Medians of interleaved rounds; CPU is of all processes, for each item."
-    lone = [(kind, f"{1000 * seconds:.1f}") for kind, seconds in data["lone"].items()]
+    lone = [(shown(kind), f"{1000 * seconds:.1f}") for kind, seconds in data["lone"].items()]
     return [
         ResultTable(
             "Streamers of one machine, one item a request, batches of 64", headings, rows, (note,)

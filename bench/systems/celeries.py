@@ -8,6 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
+from celery import group
+
 from bench.systems.system import TIMEOUT, System
 from bench.workers_ready import wait_for_workers
 
@@ -38,6 +40,10 @@ class _OnCelery(System):
     def submit_one(self, item: int) -> Any:
         """Send one task with `delay`."""
         return self.task.delay(item)
+
+    def submit(self, items: range) -> list[Any]:
+        """Send a group, which is what Celery has for many calls."""
+        return list(group(self.task.s(item) for item in items).apply_async().children)
 
     def collect(self, waiting: list[Any]) -> list[int]:
         """Wait for each result."""

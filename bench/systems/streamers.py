@@ -70,9 +70,13 @@ class _Streaming(System):
         """Submit a batch of one."""
         return self.streamer.submit([item])
 
+    def submit(self, items: range) -> list[Any]:
+        """Submit one request of all items, which it splits into single ones."""
+        return [self.streamer.submit(list(items))]
+
     def collect(self, waiting: list[Any]) -> list[int]:
         """Wait for each future."""
-        return [future.result(TIMEOUT)[0] for future in waiting]
+        return [answer for future in waiting for answer in future.result(TIMEOUT)]
 
 
 class OnThreads(_Streaming):

@@ -49,7 +49,7 @@ class System(ABC):
         """Return the answers, in order; wait for them."""
 
     def submit(self, items: range) -> list[Any]:
-        """Send many items, in the fastest way that sends each of them singly."""
+        """Send many single items in one call, where there is one for them."""
         return [self.submit_one(item) for item in items]
 
     def serve(self, *command: str, **env: str) -> ManagedProcess:

@@ -35,12 +35,18 @@ def says(monkeypatch):
 
 def test_shares_stand_beside_the_published_ones():
     """A row has its share of as many pure loops as it has workers, and so has the published one."""
-    redis = {"kind": "redis", "workers": 4, "rate": 1352.0, "errors": "Non-2xx: 3"}
+    redis = {
+        "kind": "redis",
+        "workers": 4,
+        "rate": 1352.0,
+        "rates": [1340.0, 1352.0],
+        "errors": "Non-2xx: 3",
+    }
     data = {"pure": 422.5, "web": [redis], "futures": []}
 
     web, _ = seeds._sheets(data)
 
-    assert [("redis", "4", "1,352", "0.80", "1,035", "0.61")] == web.rows
+    assert [("redis", "4", "1,352", "1,340 to 1,352", "0.80", "1,035", "0.61")] == web.rows
     assert "redis on 4: Non-2xx: 3." == web.notes[-1]
 
 

@@ -10,7 +10,7 @@ from bench import document
 from bench.cases.web import CASE
 from bench.http_servers import Query
 from bench.tables import Effort
-from bench.versions import versions
+from bench.versions import server_versions
 
 
 def row(name, rate):
@@ -31,15 +31,16 @@ def test_table_has_the_median_and_the_spread():
     assert "Versions: celery 5.7.0." == table.notes[-1]
 
 
-def test_goals_compare_with_the_better_of_two_peers():
-    """Where a library of a peer is measured in two ways, the faster one counts."""
+def test_goals_compare_with_the_best_peers():
+    """The fastest peer has a goal of its own; of a library in two ways, the faster one counts."""
     ours = [row("ours: FastAPI, uvicorn", 3000.0), row("ours: Flask, gevent", 1800.0)]
     peers = [row("LitServe", 1500.0), row("mosec", 4000.0)]
     streamers = [row("service-streamer: Threaded", 1000.0), row("service-streamer: Redis", 1200.0)]
 
     goals = CASE.goals({"rows": [*ours, *peers, *streamers]})
 
-    assert [2.0, 0.75, 1.5] == [goal.measured for goal in goals]
+    assert "FastAPI over mosec, the fastest" == goals[0].what
+    assert [0.75, 2.0, 1.5] == [goal.measured for goal in goals]
 
 
 def test_goals_without_peers_are_not_measured():
@@ -64,5 +65,7 @@ def test_query_is_written_for_wrk(tmp_path):
 
 def test_measurement_says_what_was_measured():
     """What is kept of a run names the commit and the libraries' versions."""
-    assert celery.__version__ == versions(servers_of_peers=False)["celery"]
-    assert "commit" in json.loads(json.dumps(document.about(Effort())))
+    assert celery.__version__ == server_versions(servers_of_peers=False)["celery"]
+    about = json.loads(json.dumps(document.about(Effort(peers=False))))
+    names = {"commit", "cpu", "python", "celery", "kombu", "redis", "redis_server"}
+    assert names <= {name for name, said in about.items() if said}

@@ -1,0 +1,56 @@
+"""All cases of the benchmarks, by name."""
+
+from __future__ import annotations
+
+from bench.cases import (
+    arrays,
+    backfill,
+    cache,
+    calls,
+    clients,
+    drains,
+    forecast,
+    gaps,
+    keys,
+    lengths,
+    memory,
+    policies,
+    pools,
+    scale,
+    seeds,
+    serve,
+    shapes,
+    share,
+    streamers,
+    target,
+    web,
+)
+from bench.tables import Case
+
+__all__ = ["CASES"]
+
+_ALL = (
+    *drains.CASES,
+    *calls.CASES,
+    clients.CASE,
+    *scale.CASES,
+    streamers.CASE,
+    gaps.CASE,
+    backfill.CASE,
+    pools.CASE,
+    memory.CASE,
+    seeds.CASE,
+    serve.CASE,
+    web.CASE,
+    forecast.CASE,
+    lengths.CASE,
+    keys.CASE,
+    target.CASE,
+    shapes.CASE,
+    share.CASE,
+    policies.CASE,
+    cache.CASE,
+    arrays.CASE,
+)
+#: By their names, in the order in which they are measured.
+CASES: dict[str, Case] = {case.name: case for case in _ALL}
