@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from celery_batch.client.results.futures import as_completed as as_completed
     from celery_batch.client.results.listener import close_listener as close_listener
     from celery_batch.client.revoke import revoke_soon as revoke_soon
+    from celery_batch.errors import BackfillComplete as BackfillComplete
+    from celery_batch.errors import BackfillError as BackfillError
+    from celery_batch.errors import BackfillStopped as BackfillStopped
     from celery_batch.errors import BatchError as BatchError
     from celery_batch.errors import ChunkFailed as ChunkFailed
     from celery_batch.errors import ConfigurationError as ConfigurationError
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from celery_batch.errors import InvalidCost as InvalidCost
     from celery_batch.errors import InvalidKey as InvalidKey
     from celery_batch.errors import InvalidPayload as InvalidPayload
+    from celery_batch.errors import InvalidRow as InvalidRow
     from celery_batch.errors import ItemTooLarge as ItemTooLarge
     from celery_batch.errors import LoadFailed as LoadFailed
     from celery_batch.errors import MessageRefused as MessageRefused
@@ -71,6 +75,9 @@ __version__ = "0.9.0"
 
 _HOME = {
     "BackendUnreachable": "celery_batch.web.errors",
+    "BackfillComplete": "celery_batch.errors",
+    "BackfillError": "celery_batch.errors",
+    "BackfillStopped": "celery_batch.errors",
     "BatchError": "celery_batch.errors",
     "BatchInfo": "celery_batch.protocol",
     "BatchPlan": "celery_batch.protocol",
@@ -87,6 +94,7 @@ _HOME = {
     "InvalidCost": "celery_batch.errors",
     "InvalidKey": "celery_batch.errors",
     "InvalidPayload": "celery_batch.errors",
+    "InvalidRow": "celery_batch.errors",
     "ItemTooLarge": "celery_batch.errors",
     "LoadFailed": "celery_batch.errors",
     "ManagedModel": "celery_batch.streamer",
