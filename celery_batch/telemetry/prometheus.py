@@ -19,6 +19,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.utils import floatToGoString
 
+from celery_batch.batching.batch import Reason
 from celery_batch.telemetry.histogram import Histogram
 from celery_batch.telemetry.report import End, RequestEnd
 from celery_batch.telemetry.tally import Tally
@@ -26,36 +27,42 @@ from celery_batch.telemetry.tally import Tally
 __all__ = ["families"]
 
 _HISTOGRAMS: dict[str, tuple[str, Callable[[Tally], Histogram]]] = {
-    "batch_size": ("Rows of a batch.", lambda tally: tally.sizes),
-    "batch_fill_ratio": ("Share of max_batch_size that a batch used.", lambda tally: tally.fill),
+    "batch_size": ("Rows in a batch.", lambda tally: tally.sizes),
+    "batch_fill_ratio": (
+        "Share of its room that a batch used, in rows or in cost.",
+        lambda tally: tally.fill,
+    ),
     "wait_seconds": (
-        "Time from a request's arrival in the worker to the call of the model.",
+        "Time from a request's arrival in the worker to the model call.",
         lambda tally: tally.wait,
     ),
-    "model_seconds": ("Time a batch was in the model.", lambda tally: tally.model),
+    "model_seconds": ("Time that a batch was in the model.", lambda tally: tally.model),
 }
 
 _COUNTERS: dict[str, tuple[str, Callable[[Tally], int]]] = {
-    "rows": ("Rows that were in batches.", lambda tally: tally.rows),
-    "model_calls": ("Calls of the model.", lambda tally: tally.calls),
+    "rows": ("Rows in batches that have ended.", lambda tally: tally.rows),
+    "model_calls": ("Model calls.", lambda tally: tally.calls),
     "isolated_items": (
         "Items that made their batch fail.",
         lambda tally: tally.isolated,
     ),
     "out_of_memory": (
-        "Calls of the model that ran out of memory.",
+        "Model calls that ran out of memory.",
         lambda tally: tally.out_of_memory,
     ),
-    "cache_hits": ("Rows with a cached answer.", lambda tally: tally.reuse.hits),
+    "cache_hits": (
+        "Rows with a cached answer; of tasks with cache_ttl.",
+        lambda tally: tally.reuse.hits,
+    ),
     "cache_misses": (
-        "Rows that ran, of tasks with a cache.",
+        "Rows that ran; of tasks with cache_ttl.",
         lambda tally: tally.reuse.misses,
     ),
     "duplicate_rows": (
-        "Rows that got the output of an equal one.",
+        "Rows that got the output of an equal one; of tasks with dedupe.",
         lambda tally: tally.reuse.duplicates,
     ),
-    "poison_items": ("Requests that took processes down.", lambda tally: tally.poison),
+    "poison_items": ("Requests that ended processes.", lambda tally: tally.poison),
 }
 
 #: Counters with a second label: its name, the help text and the counts.  Failures are there
@@ -63,22 +70,29 @@ _COUNTERS: dict[str, tuple[str, Callable[[Tally], int]]] = {
 _BY_LABEL: dict[str, tuple[str, str, Callable[[Tally], Mapping[str, int]]]] = {
     "requests": (
         "outcome",
-        "Requests, by outcome.",
+        f"Requests by outcome: {', '.join(RequestEnd)}. Those with again run again.",
         lambda tally: {**dict.fromkeys(RequestEnd, 0), **tally.outcomes},
     ),
-    "batches": ("reason", "Batches, by the reason why they left.", lambda tally: tally.reasons),
+    "batches": (
+        "reason",
+        f"Batches that have ended, by why they left: {', '.join(Reason)}.",
+        lambda tally: tally.reasons,
+    ),
     "batch_ends": (
         "end",
-        "Batches, by how they ended.",
+        f"Batches by how they ended: {', '.join(End)}.",
         lambda tally: {**dict.fromkeys(End, 0), **tally.ends},
     ),
 }
 
 #: Counters of a task queue, by their names in its report; absent where the task has no such option.
 _TASK_QUEUE_COUNTERS = {
-    "cost": ("cost", "Cost of the rows that ran."),
-    "padded_cost": ("padded_cost", "Cost of the calls of the model, with their padding."),
-    "padding_rows": ("padding_rows", "Rows that filled calls up to fixed sizes."),
+    "cost": ("cost", "Cost of the rows that ran; of tasks with a cost."),
+    "padded_cost": (
+        "padded_cost",
+        "Cost of the model calls, with their padding; of tasks with a cost.",
+    ),
+    "padding_rows": ("padding_rows", "Rows that filled calls up; of tasks with fixed sizes."),
 }
 
 #: How requests of a task with a latency target ended, by their names in its report.
@@ -86,22 +100,37 @@ _TARGET_OUTCOMES = ("in_time", "late", "refused")
 
 #: Gauges of a task queue, by their names in its report.
 _GAUGES = {
-    "waiting": ("waiting_requests", "Requests that wait in this worker, or are paused."),
+    "waiting": (
+        "waiting_requests",
+        "Requests that wait in this worker, those of paused tasks included.",
+    ),
     "oldest_age": (
         "oldest_age_seconds",
-        "How long the oldest of these has waited here.",
+        "Time that the oldest of them has waited here.",
     ),
-    "paused": ("paused", "1 while the task does not run here, by batch_pause or batch_drain."),
-    "drained": ("drained", "1 while the worker takes nothing, by batch_drain."),
-    "running": ("running_batches", "Batches that run or lie ready in the pool."),
-    "max_batch_size": ("max_batch_size", "Most rows in a batch."),
+    "paused": (
+        "paused",
+        "1 while the task does not run here, after batch_pause or batch_drain; else 0.",
+    ),
+    "drained": ("drained", "1 while the worker takes nothing, after batch_drain; else 0."),
+    "running": ("running_batches", "Batches that run or are ready in the pool."),
+    "max_batch_size": ("max_batch_size", "Current value of max_batch_size."),
     "safe_size": (
         "safe_size",
         "Most rows, or cost, that fit into memory; absent until a call runs out.",
     ),
-    "max_batch_cost": ("max_batch_cost", "Most that a call of the model may cost."),
-    "keys": ("waiting_keys", "Keys with requests that wait in this worker."),
-    "target_latency": ("target_latency_seconds", "The latency target."),
+    "max_batch_cost": (
+        "max_batch_cost",
+        "Current value of max_batch_cost; of tasks with that option.",
+    ),
+    "keys": (
+        "waiting_keys",
+        "Keys with requests that wait in this worker; of tasks with batch_by.",
+    ),
+    "target_latency": (
+        "target_latency_seconds",
+        "Current value of target_latency; of tasks with that option.",
+    ),
 }
 
 
@@ -145,9 +174,14 @@ def families(
     yield from _task_queue_counters(tasks)
     yield from _target_metrics(tasks)
     yield from _worker_metrics(idle, processes, refused)
-    yield _labelled("queue_depth", "Messages that wait in the broker.", "queue", depths)
+    yield _labelled(
+        "queue_depth",
+        "Messages that wait in the broker (Redis, RabbitMQ); all workers report the same.",
+        "queue",
+        depths,
+    )
     info = GaugeMetricFamily(
-        "celery_batch_worker_info", "The worker itself: always 1.", labels=list(labels)
+        "celery_batch_worker_info", "The worker and its release; always 1.", labels=list(labels)
     )
     info.add_metric(list(labels.values()), 1)
     yield info
@@ -188,7 +222,7 @@ def _target_metrics(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     chosen = {task: state["latency"] for task, state in tasks.items() if "latency" in state}
     counter = CounterMetricFamily(
         "celery_batch_target_requests",
-        "Requests of a task with a latency target: in time, late, or refused as they would be.",
+        f"Requests of tasks with a latency target: {', '.join(_TARGET_OUTCOMES)}.",
         labels=["task", "outcome"],
     )
     for task, latency in chosen.items():
@@ -196,7 +230,7 @@ def _target_metrics(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
             counter.add_metric([task, outcome], latency[outcome])
     yield counter
     limits = {task: latency["limit"] for task, latency in chosen.items()}
-    text = "Most rows, or cost, of the next batch, as chosen for the latency target."
+    text = "Most rows, or cost, of the next batch, as chosen for target_latency."
     yield _labelled("chosen_limit", text, "task", limits)
 
 

@@ -9,19 +9,26 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from celery.worker.control import Panel
 from sphinx.pycode import ModuleAnalyzer
 
+import webapp.metrics
 from celery_batch.client_methods import ClientMethods
 from celery_batch.defaults import SETTINGS, Defaults
+from celery_batch.serve.metrics import Metrics
 from celery_batch.task import BatchTask
+from celery_batch.telemetry.gpus import Gpus
+from celery_batch.telemetry.prometheus import families
+from celery_batch.worker.control import commands
 
-__all__ = ["stale", "task_options"]
+__all__ = ["commands_of_ours", "stale", "task_options"]
 
+DEPLOY = Path(__file__).parents[2] / "deploy"
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
 _TABLE = re.compile(r"(?<=<!-- table: )(?P<words>.+?) -->\n.*?(?=<!-- end of table -->)", re.DOTALL)
@@ -136,7 +143,57 @@ def _type(cls: type, name: str, left_out: str = "") -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-_TABLES: dict[str, Callable[[list[str]], list[str]]] = {"options": _options, "settings": _settings}
+def _metrics(sources: Iterable[str]) -> list[str]:
+    rows = [_metric_row(metric) for source in sources for metric in _METRICS[source]()]
+    return _table(["metric", "type", "labels", "unit", "meaning"], rows)
+
+
+def _worker_metrics() -> Iterator[Any]:
+    labels = {"worker": "", "version": ""}
+    yield from families({}, tasks={}, idle=0, processes=0, refused=0, depths={}, labels=labels)
+
+
+#: Where metrics come from: the page's words for it, and what yields them.
+_METRICS: dict[str, Callable[[], Iterable[Any]]] = {
+    "worker": _worker_metrics,
+    "gpus": lambda: Gpus(None, {}).families(),
+    "serve": lambda: [metrics := Metrics(None), metrics._requests, metrics._seconds][1:],
+    "fastapi": lambda: [webapp.metrics._REQUESTS, webapp.metrics._SECONDS],
+}
+
+
+def _metric_row(metric: Any) -> list[str]:
+    (family,) = metric.describe() if hasattr(metric, "describe") else [metric]
+    name = f"{family.name}_total" if family.type == "counter" else family.name
+    labels = ", ".join(f"`{label}`" for label in metric._labelnames)
+    units = (unit for ending, unit in _UNITS.items() if family.name.endswith(ending))
+    return [f"`{name}`", family.type, labels, next(units, "number"), family.documentation]
+
+
+#: The unit of a metric, by the end of its name, as Prometheus advises.
+_UNITS = {"_seconds": "seconds", "_bytes": "bytes", "_ratio": "from 0 to 1"}
+
+
+def commands_of_ours() -> set[str]:
+    """Return the names of our remote control commands."""
+    return {name for name, command in Panel.data.items() if command.__module__ == commands.__name__}
+
+
+def _commands(names: Iterable[str]) -> list[str]:
+    rows = []
+    for name in names:
+        meta = Panel.meta[name]
+        words = [f"`{word}`" for word in re.split(r" (?=\[\w+=)", meta.signature or "") if word]
+        rows.append([f"[`{name}`](#{name})", f"`{meta.type}`", " ".join(words), meta.help])
+    return _table(["command", "sent with `celery`", "arguments", "meaning"], rows)
+
+
+_TABLES: dict[str, Callable[[list[str]], list[str]]] = {
+    "options": _options,
+    "settings": _settings,
+    "metrics": _metrics,
+    "commands": _commands,
+}
 
 
 if __name__ == "__main__":

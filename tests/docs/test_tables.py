@@ -68,3 +68,27 @@ def test_a_changed_table_is_found(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(tables, "REFERENCE", tmp_path)
 
     assert {page: SETTINGS_PAGE} == tables.stale()
+
+
+def test_every_control_command_is_documented():
+    """The page has each remote control command of ours once in its table, and a section for it."""
+    page = (tables.REFERENCE / "control-commands.md").read_text()
+    listed = re.findall(r"^\| \[`(\w+)`\]\(#\w+\) \|", page, re.MULTILINE)
+
+    assert sorted(tables.commands_of_ours()) == sorted(listed)
+    assert listed == re.findall(r"^## `(\w+)`$", page, re.MULTILINE)
+
+
+def test_every_metric_that_dashboard_and_alerts_use_is_documented():
+    """The page has each of our metrics that deploy/ queries, a series of a histogram included."""
+    page = (tables.REFERENCE / "metrics.md").read_text()
+    documented = set(re.findall(r"^\| `(celery_batch_\w+)` \|", page, re.MULTILINE))
+    files = [tables.DEPLOY / "prometheus" / "alerts.yml", *tables.DEPLOY.rglob("*.json")]
+    used = {
+        re.sub(r"_(bucket|sum|count)$", "", name)
+        for file in files
+        for name in re.findall(r"\bcelery_batch_[a-z_]+\b", file.read_text())
+    }
+
+    assert len(used) > 10
+    assert set() == used - documented

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from celery.exceptions import TaskRevokedError
@@ -100,6 +101,21 @@ def test_stats_are_plain_data_and_in_celery_stats(worker: Worker):
 
     assert stats == json.loads(json.dumps(stats))
     assert stats["tasks"]["shop.double"] == shown
+
+
+def test_every_entry_is_in_the_reference(worker: Worker):
+    """The page of control commands names all entries of both replies, and which one lacks some."""
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "control-commands.md").read_text()
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (.*) \|$", text, re.MULTILINE)
+    entries = {name: told for names, told in rows for name in re.findall(r"\w+", names)}
+    stats, status = worker.ask("batch_stats"), worker.ask("batch_status")
+    of_stats = {name for task in stats["tasks"].values() for name in task}
+    of_status = {name for task in status.values() for name in task}
+
+    assert set() == (stats.keys() | of_stats | of_status) - entries.keys()
+    assert of_stats - of_status == {
+        name for name, told in entries.items() if told.startswith("`batch_stats` alone")
+    }
 
 
 def test_batch_is_a_line_in_the_log(worker: Worker):
