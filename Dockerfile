@@ -7,34 +7,35 @@ ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 # The packages are installed before our code is copied: they change seldom, and torch is large.
 FROM python AS build
 WORKDIR /build
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=/build/constraints.txt
-RUN python -m venv --without-pip /venv
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=/build/constraints.txt PIP_BUILD_CONSTRAINT=/build/constraints.txt
 COPY pyproject.toml constraints.txt README.md LICENSE ./
+# Dependency groups need a newer pip than the image's.
+RUN pip install 'pip>=25.1' && python -m venv --without-pip /venv
 COPY celery_batch/__init__.py ./celery_batch/
 
 FROM build AS build-web
-RUN pip --python /venv/bin/python install '.[web,flower]'
+RUN pip --python /venv/bin/python install --group web --group flower .
 COPY celery_batch ./celery_batch
 RUN pip --python /venv/bin/python install --no-deps --force-reinstall .
 
 FROM build AS build-serve
-RUN pip --python /venv/bin/python install '.[serve,onnx,redis-server]'
+RUN pip --python /venv/bin/python install --group onnx .
 COPY celery_batch ./celery_batch
 RUN pip --python /venv/bin/python install --no-deps --force-reinstall .
 
 # A torch without CUDA is on PyTorch's own index; PyPI has the one with CUDA, ten times as large.
-# The task of a Hugging Face model needs more: `--build-arg WORKER_EXTRAS=,transformers`.
+# The task of a Hugging Face model needs more: `--build-arg WORKER_GROUP=transformers`.
 FROM build AS build-worker
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-ARG WORKER_EXTRAS=
-RUN pip --python /venv/bin/python install --extra-index-url "${TORCH_INDEX}" ".[torch,worker,metrics${WORKER_EXTRAS}]"
+ARG WORKER_GROUP=worker
+RUN pip --python /venv/bin/python install --extra-index-url "${TORCH_INDEX}" --group "${WORKER_GROUP}" .
 COPY celery_batch ./celery_batch
 RUN pip --python /venv/bin/python install --no-deps --force-reinstall .
 
 # CUDA comes with torch; the driver is the host's, through NVIDIA's container toolkit.
 FROM build AS build-worker-gpu
-ARG WORKER_EXTRAS=
-RUN pip --python /venv/bin/python install ".[torch,worker,metrics${WORKER_EXTRAS}]"
+ARG WORKER_GROUP=worker
+RUN pip --python /venv/bin/python install --group "${WORKER_GROUP}" .
 COPY celery_batch ./celery_batch
 RUN pip --python /venv/bin/python install --no-deps --force-reinstall .
 
@@ -44,8 +45,11 @@ ENV PATH=/venv/bin:$PATH HOME=/tmp
 WORKDIR /srv
 USER 10001
 
-# A handle behind `celery batch serve`, here the ONNX examples: no torch.
+FROM redis:7.4.11-bookworm AS redis
+
+# A handle behind `celery batch serve` with its Redis, here the ONNX examples: no torch.
 FROM runtime AS serve
+COPY --from=redis /usr/local/bin/redis-server /usr/local/bin/
 COPY --from=build-serve /venv /venv
 COPY examples ./examples
 COPY deploy/compose/imagenet_resnet18.yaml ./deploy/compose/imagenet_resnet18.yaml

@@ -4,6 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 
 # The tests start hundreds of processes, which would each compile all that they import: 5 s of processor time for torch.
 unexport PYTHONDONTWRITEBYTECODE
@@ -101,9 +102,11 @@ clean: ## Remove the virtual environment and caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
 
 # The constraints name every version, and hold for the environment that builds our package, too.
+# Dependency groups need a newer pip than that of most Pythons.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one: make PYTHON=python3.12")'
 	@$(PYTHON) -m venv .venv
 	@echo "Installing into .venv; the first time this takes a minute or two ..."
-	@PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[dev]'
+	@$(PIP) --constraint constraints.txt 'pip>=25.1'
+	@PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(PIP) --group dev -e .
 	@touch $@

@@ -43,7 +43,7 @@ def draw(cases: dict[str, Any], folder: Path) -> list[Path]:
     """
     charts = {name: cases[name]["rows"] for name in _CHARTS if name in cases}
     if not charts or importlib.util.find_spec("matplotlib") is None:
-        print('No chart: it needs pip install "celery-batch[bench]".', file=sys.stderr)
+        print("No chart: it needs matplotlib.", file=sys.stderr)
         return []
     import matplotlib as mpl  # noqa: PLC0415 - an extra
 

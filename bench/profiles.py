@@ -77,7 +77,7 @@ def _watch(
     """Have py-spy sample these processes while something works."""
     spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}")
     if spy is None:
-        raise ConfigurationError('no py-spy found: pip install "celery-batch[bench]"')
+        raise ConfigurationError("no py-spy found: pip install py-spy")
     with ExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory()))
         spies = {}

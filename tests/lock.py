@@ -1,7 +1,7 @@
 """
 The versions that development installs: ``python tests/lock.py [--write [--upgrade NAME ...]]``.
 
-`constraints.txt` holds one version of every package that ``pip install -e '.[dev]'`` brings,
+`constraints.txt` holds one version of every package that ``pip install --group dev -e .`` brings,
 those that other packages ask for included.  Without an option this checks that it does.
 """
 
@@ -91,7 +91,8 @@ def _resolve(wanted: Mapping[str, str]) -> dict[str, str]:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run"]
         command += ["--ignore-installed", "--report", str(report), "-c", str(constraints)]
         command += ["--disable-pip-version-check", *project["build-system"]["requires"]]
-        subprocess.run([*command, f"{ROOT}[dev]"], check=True, cwd=folder)
+        command += ["--group", f"{ROOT / 'pyproject.toml'}:dev", str(ROOT)]
+        subprocess.run(command, check=True, cwd=folder)
         packages = [each["metadata"] for each in json.loads(report.read_text())["install"]]
     # "2.13.0+cpu" is a build of 2.13.0, and which one there is differs from machine to machine.
     found = {normal(each["name"]): each["version"].partition("+")[0] for each in packages}
@@ -133,10 +134,12 @@ def complaints(
 
 
 def _asked_by_project(project: Mapping[str, Any]) -> Iterator[Requirement]:
-    """Yield what the package, all its extras and its build ask for on this Python."""
+    """Yield what the package, its extras, its groups and its build ask for on this Python."""
     extras = project["project"].get("optional-dependencies", {})
+    groups = project.get("dependency-groups", {})
     texts = [*project["project"].get("dependencies", ()), *project["build-system"]["requires"]]
-    texts += [text for extra in extras.values() for text in extra]
+    lists = [*extras.values(), *groups.values()]
+    texts += [text for each in lists for text in each if isinstance(text, str)]
     for requirement in map(Requirement, texts):
         if requirement.marker is None or requirement.marker.evaluate():
             yield requirement

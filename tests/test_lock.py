@@ -11,13 +11,14 @@ from tests.lock import complaints, read
 
 
 def _project(*dev: str, asked: tuple[str, ...] = ("celery>=5",)) -> dict[str, Any]:
-    extras = {"dev": [*dev, "our-package[more]"], "more": ["rich>=13"]}
+    groups = {"dev": [*dev, "our-package[more]", {"include-group": "docs"}], "docs": ["sphinx>=9"]}
     return {
         "project": {
             "name": "Our.Package",
             "dependencies": list(asked),
-            "optional-dependencies": extras,
+            "optional-dependencies": {"more": ["rich>=13"]},
         },
+        "dependency-groups": groups,
         "build-system": {"requires": ["hatchling>=1"]},
     }
 
@@ -29,17 +30,19 @@ def _found(project: dict[str, Any], lock: str, **asked_by: tuple[str, ...]) -> l
     return list(complaints(project, read(lock), ask))
 
 
-WHOLE = "# a comment\ncelery==5.7.0\nrich==14.1\nhatchling==1.27.0\nkombu==5.6\n"
+WHOLE = "# a comment\ncelery==5.7.0\nrich==14.1\nhatchling==1.27.0\nkombu==5.6\nsphinx==9.0\n"
 
 
 def test_lock_that_holds_everything_passes() -> None:
-    """Dependencies, extras, the build's own and what they ask for: all there, no complaint."""
+    """Dependencies, extras, groups, the build's own and what they ask for: no complaint."""
     found = _found(_project(), WHOLE, celery=("kombu>=5",), kombu=("Celery",))
 
     assert [] == found
 
 
-@pytest.mark.parametrize("gone", ["celery==5.7.0", "rich==14.1", "hatchling==1.27.0"])
+@pytest.mark.parametrize(
+    "gone", ["celery==5.7.0", "rich==14.1", "hatchling==1.27.0", "sphinx==9.0"]
+)
 def test_what_the_lock_does_not_hold_is_named(gone: str) -> None:
     """A package that pyproject.toml asks for and the lock does not hold is named with the cure."""
     (found,) = _found(_project(), WHOLE.replace(gone, ""))

@@ -281,7 +281,7 @@ def _opened_parquet(path: str) -> Any:
 def need_arrow(path: str) -> None:
     """Raise BackfillError if Parquet cannot be read and written here."""
     if find_spec("pyarrow") is None:
-        raise BackfillError(f"{path}: Parquet needs pyarrow: pip install 'celery-batch[backfill]'")
+        raise BackfillError(f"{path}: Parquet needs pyarrow: pip install 'celery-batch[parquet]'")
 
 
 def _arrow() -> Any:

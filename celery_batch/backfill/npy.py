@@ -31,7 +31,7 @@ _MISSING = {"f": "nan", "c": "nan", "m": "NaT", "M": "NaT"}
 def need_numpy(path: str) -> None:
     """Raise BackfillError if .npy cannot be read and written here."""
     if find_spec("numpy") is None:
-        raise BackfillError(f"{path}: .npy needs NumPy: pip install 'celery-batch[backfill]'")
+        raise BackfillError(f"{path}: .npy needs NumPy: pip install numpy")
 
 
 def opened_npy(path: str) -> Any:

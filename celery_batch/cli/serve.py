@@ -98,5 +98,5 @@ def _needed(module: str) -> Any:
         if (error.name or "").startswith("celery_batch"):
             raise
         raise click.ClickException(
-            f"{error}; to serve handles, install celery-batch[serve]"
+            f"{error}; to serve handles: pip install 'celery-batch[serve]'"
         ) from error

@@ -63,7 +63,7 @@ def top(ctx: click.Context, *, once: bool, as_json: bool, interval: float) -> No
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not as_json and find_spec("rich") is None:
-        raise click.ClickException("This needs rich: pip install 'celery-batch[top]'")
+        raise click.ClickException("This needs rich: pip install 'celery-batch[cli]'")
     with closing(_Observer(ctx.obj.app)) as observer:
         try:
             if as_json:

@@ -330,7 +330,7 @@ def _check_plot(path: Path) -> None:
         import_module("matplotlib")
     except ImportError:
         raise ConfigurationError(
-            "--plot needs matplotlib; pip install 'celery-batch[tune]', or leave it out"
+            "--plot needs matplotlib: pip install matplotlib, or leave it out"
         ) from None
 
 

@@ -203,7 +203,7 @@ def test_a_plot_wants_matplotlib_before_it_measures(run, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     said = run("bare", "--plot", str(tmp_path / "tune.png"), code=1)
 
-    assert "Error: --plot needs matplotlib; pip install 'celery-batch[tune]'" in said
+    assert "Error: --plot needs matplotlib: pip install matplotlib" in said
 
 
 def test_a_table_needs_nothing_that_may_be_missing(run, monkeypatch):

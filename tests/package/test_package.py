@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from celery import Celery
+from markdown_it import MarkdownIt
 
 from celery_batch import __version__
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
@@ -25,6 +26,11 @@ pytestmark = [pytest.mark.xdist_group("package"), pytest.mark.timeout(300)]
 
 #: The versions of the lock: what others release meanwhile fails no test of ours.
 _LOCKED = {**os.environ, "PIP_CONSTRAINT": "constraints.txt", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+_REPOSITORY = "celery-batch/celery-batch"
+_BLOB = f"https://github.com/{_REPOSITORY}/blob/v{__version__}/"
+_RAW = f"https://raw.githubusercontent.com/{_REPOSITORY}/v{__version__}/"
+_CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 #: Seconds for a command, an installation from the package index among them.
 _TIMEOUT = 300
@@ -63,6 +69,14 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
+@pytest.fixture(scope="module")
+def description(wheel: Path) -> str:
+    """What the index shows: the README as the wheel has it."""
+    with zipfile.ZipFile(wheel) as archive:
+        notes = archive.read(f"celery_batch-{__version__}.dist-info/METADATA").decode()
+    return notes.partition("\n\n")[2]
+
+
 def test_sdist_holds_the_package_and_its_documents(built: Path) -> None:
     """The sdist has modules, scripts, documents and license; no tests, pictures or applications."""
     with tarfile.open(built / f"celery_batch-{__version__}.tar.gz") as archive:
@@ -92,6 +106,32 @@ def test_both_pass_the_index_own_check(built: Path) -> None:
     checked = _run(sys.executable, "-m", "twine", "check", "--strict", *sorted(built.iterdir()))
 
     assert 2 == checked.count("PASSED")
+
+
+def test_sdist_is_small(built: Path) -> None:
+    """The sdist has under 2 MB."""
+    assert (built / f"celery_batch-{__version__}.tar.gz").stat().st_size < 2_000_000
+
+
+def test_links_of_the_indexs_page_are_absolute(description: str) -> None:
+    """Links and pictures of the README lead to this release in the repository, or elsewhere."""
+    targets = re.findall(
+        r'(?:href|src)="([^"]*)"', MarkdownIt().enable("table").render(description)
+    )
+    raw = [each for each in targets if each.startswith(_RAW)]
+    files = [each.partition("#")[0].removeprefix(_BLOB) for each in targets if _BLOB in each]
+
+    assert [] == [each for each in targets if not each.startswith(("https://", "#"))]
+    assert [] == [each for each in files if not (ROOT / each).exists()]
+    assert {"docs/index.md", "CONTRIBUTING.md"} <= {*files}
+    assert len(raw) == len(re.findall(r"!\[|<img ", README.read_text())) > 0
+    assert [] == [each for each in raw if not (ROOT / each.removeprefix(_RAW)).is_file()]
+
+
+def test_code_of_the_indexs_page_is_the_readmes(description: str) -> None:
+    """Nothing but links differs from the README."""
+    assert _CODE.findall(README.read_text()) == _CODE.findall(description)
+    assert README.read_text() == description.replace(_BLOB, "").replace(_RAW, "")
 
 
 def test_readme_example_answers_from_an_empty_environment(installed: Path, tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from string import Template
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -21,8 +23,8 @@ __all__ = ["Image", "Step", "image_of", "stages"]
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "Dockerfile"
 
-#: Ours that a stage installs; a build argument may add some, and is empty by default.
-_EXTRAS = re.compile(r"""["']\.\[([\w,-]+)(?:\$\{\w+\})?\]["']""")
+#: The dependency groups that a stage installs.
+_GROUP = re.compile(r"--group (\S+)")
 _SCRIPT = "#!{python}\nimport sys\nfrom {module} import {first}\nsys.exit({attribute}())\n"
 
 
@@ -110,7 +112,9 @@ def _steps_of(stage: str) -> Iterator[Step]:
 def _copy(image: Image, words: list[str]) -> None:
     *sources, target = words
     if sources[0].startswith("--from="):
-        _install(sources[0].removeprefix("--from="), image.inside(target))
+        stage = sources[0].removeprefix("--from=")
+        if stage.startswith("build-"):  # else a program of another image: this machine has its own
+            _install(stage, image.inside(target))
         return
     where = image.inside(target) if target.startswith("/") else image.folder / target
     for source in sources:
@@ -126,12 +130,14 @@ def _copy(image: Image, words: list[str]) -> None:
 
 def _install(stage: str, where: Path) -> None:
     """Make what a building stage installs: its packages and ours, and nothing else of ours."""
-    said = " ".join(step.rest for step in _steps_of(stage))
-    (extras,) = {frozenset(each.split(",")) for each in _EXTRAS.findall(said)}
+    steps = list(_steps_of(stage))
+    arguments = dict(step.rest.split("=", 1) for step in steps if step.word == "ARG")
+    named = [name.strip('"') for step in steps for name in _GROUP.findall(step.rest)]
+    groups = {Template(name).substitute(arguments) for name in named}
     venv.create(where, symlinks=True)
     (packages,) = (where / "lib").glob("python*/site-packages")
     python = where / "bin" / "python"
-    for name in sorted(wanted(extras)):
+    for name in sorted(wanted(groups)):
         _link(metadata.distribution(name), packages)
     _put_ours(packages)
     installed = metadata.distributions(path=[str(packages)])
@@ -144,14 +150,11 @@ def _install(stage: str, where: Path) -> None:
         file.chmod(0o755)
 
 
-def wanted(extras: frozenset[str]) -> set[str]:
-    """Return the names of all packages that ours asks for with these extras."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = list(project["dependencies"])
-    for extra in extras:
-        lines += project["optional-dependencies"][extra]
+def wanted(groups: set[str]) -> set[str]:
+    """Return the names of all packages that ours and these dependency groups ask for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     found: dict[str, set[str]] = {}
-    waiting = [Requirement(line) for line in lines]
+    waiting = [Requirement(line) for line in _lines(project, groups)]
     while waiting:
         asked = waiting.pop()
         name = canonicalize_name(asked.name)
@@ -163,6 +166,20 @@ def wanted(extras: frozenset[str]) -> set[str]:
         found[name] = (known or set()) | asked.extras
         waiting += _asks_for(name, found[name])
     return set(found)
+
+
+def _lines(project: dict[str, Any], groups: set[str]) -> Iterator[str]:
+    """Yield what our package and some groups ask for, our extras resolved."""
+    extras = project["project"]["optional-dependencies"]
+    waiting = [*project["project"]["dependencies"]]
+    waiting += [{"include-group": group} for group in groups]
+    for each in waiting:  # grows
+        if isinstance(each, dict):
+            waiting += project["dependency-groups"][each["include-group"]]
+        elif (asked := Requirement(each)).name == project["project"]["name"]:
+            waiting += [line for extra in asked.extras for line in extras[extra]]
+        else:
+            yield each
 
 
 def _asks_for(name: str, extras: set[str]) -> Iterator[Requirement]:

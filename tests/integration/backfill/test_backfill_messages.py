@@ -112,5 +112,5 @@ def test_parquet_without_its_library_is_refused_at_once(place):
     done = place.run("backfill_tasks.double", "--output", str(place.folder / "out.parquet"))
 
     assert 1 == done.returncode
-    assert "needs pyarrow: pip install 'celery-batch[backfill]'" in done.stderr
+    assert "needs pyarrow: pip install 'celery-batch[parquet]'" in done.stderr
     assert not list(place.folder.glob("out.*"))
