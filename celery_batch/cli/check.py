@@ -24,13 +24,21 @@ _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 
 @click.command(name="check", cls=CeleryCommand)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option(
+    "--fail-level",
+    type=click.Choice([Level.WARNING.value, Level.PROBLEM.value]),
+    default=Level.PROBLEM.value,
+    show_default=True,
+    help="Exit with 1 from which findings on: only problems, or warnings too.",
+)
 @click.pass_context
-def check(ctx: click.Context, *, as_json: bool) -> None:
+def check(ctx: click.Context, *, as_json: bool, fail_level: str) -> None:
     """
     Look for what will limit or break batches, and say what to do about it.
 
     It checks the app's settings, the broker, the result backend, this machine and the
-    running workers.  Exit code: 1 if there is a problem, else 0.
+    running workers.  Each finding has the id of its check, which does not change.
+    Exit code: 1 if there is a finding of --fail-level or worse, else 0.
     """
     if sys.stderr.isatty():
         click.echo("Checking the app, its servers, this machine and the workers ...", err=True)
@@ -39,12 +47,13 @@ def check(ctx: click.Context, *, as_json: bool) -> None:
         click.echo(json.dumps([_plain(*each) for each in found], indent=2))
     else:
         _print(found)
-    if any(finding.level is Level.PROBLEM for _, finding in found):
+    failing = {Level.PROBLEM, Level(fail_level)}
+    if any(finding.level in failing for _, finding in found):
         ctx.exit(1)
 
 
-def _plain(name: str, finding: Finding) -> dict[str, str]:
-    return {"check": name, "level": finding.level, "says": finding.says, "fix": finding.fix}
+def _plain(check_id: str, finding: Finding) -> dict[str, str]:
+    return {"id": check_id, "level": finding.level, "says": finding.says, "fix": finding.fix}
 
 
 def _summary(found: Sequence[tuple[str, Finding]]) -> str:
@@ -61,8 +70,8 @@ def _many(count: int, what: str) -> str:
 
 def _print(found: Sequence[tuple[str, Finding]]) -> None:
     width = get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
-    for name, finding in found:
-        says = wrapped(f"{finding.level:8} {name}: {finding.says}", width, _INDENT)
+    for check_id, finding in found:
+        says = wrapped(f"{finding.level:8} {check_id}: {finding.says}", width, _INDENT)
         level = click.style(finding.level, _COLOURS[finding.level])
         click.echo(says.replace(finding.level, level, 1))
         if finding.fix:

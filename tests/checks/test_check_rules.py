@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import timedelta
+from inspect import isfunction
+from pathlib import Path
 
 import pytest
 from celery import Celery
@@ -23,6 +26,7 @@ from celery_batch.checks.facts import Facts, Machine, PayloadFacts, Redis, Serve
 from celery_batch.checks.finding import Level
 from celery_batch.compat.fast_paths import PathState
 
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "check-and-top.md"
 A100 = ("NVIDIA A100",)
 INFO = {"redis_version": "7.2.0", "aof_enabled": 1}
 COSTS = {"max_batch_cost": 100, "padded": True, "sort_window": 8, "model_calls": 0}
@@ -463,7 +467,30 @@ def test_each_fault_is_named_with_its_fix(check, facts, level, words):
 
 def test_every_check_has_a_fault_that_it_finds():
     """No check is without a test of what it warns of."""
-    assert set(CHECKS) == {check for check, *_ in WRONG}
+    assert {*CHECKS.values()} == {check for check, *_ in WRONG}
+
+
+def public_functions():
+    """Return the public functions of the modules of checks."""
+    modules = (broker_checks, machine_checks, payloads_checks, results_checks, tasks_checks)
+    return {
+        value
+        for module in (*modules, workers_checks)
+        for name, value in vars(module).items()
+        if isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    }
+
+
+def test_every_check_has_an_id():
+    """No check is forgotten, and none has two ids."""
+    assert sorted(map(id, CHECKS.values())) == sorted(map(id, public_functions()))
+
+
+def test_every_id_is_documented():
+    """The page has a row for each check, in their order, and no other row."""
+    section = PAGE.read_text().split("### What it checks")[1].split("\n#")[0]
+
+    assert [*CHECKS] == re.findall(r"^\| `(.+?)` \|", section, re.MULTILINE)
 
 
 FINE = [

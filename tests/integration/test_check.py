@@ -34,7 +34,7 @@ def found(output):
     """Return what was said as JSON, by check: its level and its sentences."""
     by_check = {}
     for one in json.loads(output):
-        by_check.setdefault(one["check"], []).append((one["level"], one["says"], one["fix"]))
+        by_check.setdefault(one["id"], []).append((one["level"], one["says"], one["fix"]))
     return by_check
 
 
@@ -53,12 +53,16 @@ def test_with_redis_and_a_worker(shop):
     (unserved,) = [each for each in said["serving"] if each[0] == "problem" and "else" in each[1]]
     assert "queue elsewhere for it, where 1 messages wait." in unserved[1]
     assert ("ok", f"shop.double is served by {worker.name}.", "") in said["serving"]
-    assert any(f"{worker.name} replaces a process after 50" in each[1] for each in said["pools"])
-    assert any("runs shop.again with" not in each[1] for each in said["alike"])
-    assert any("shop.flaky" in each[1] and "max_wait=0.25" in each[1] for each in said["alike"])
+    assert any(
+        f"{worker.name} replaces a process after 50" in each[1] for each in said["worker-pool"]
+    )
+    assert any("runs shop.again with" not in each[1] for each in said["worker-versions"])
+    assert any(
+        "shop.flaky" in each[1] and "max_wait=0.25" in each[1] for each in said["worker-versions"]
+    )
     assert ["ok"] == [level for level, *_ in said["broker"]]
-    assert "leased" in said["visibility"][0][1]
-    assert ["warning"] == [level for level, *_ in said["persistence"]]
+    assert "leased" in said["visibility-timeout"][0][1]
+    assert ["warning"] == [level for level, *_ in said["redis-persistence"]]
 
 
 def test_a_queue_that_no_route_names(shop):
@@ -69,9 +73,9 @@ def test_a_queue_that_no_route_names(shop):
         _, output = examined(shop.environment, "--json")
         return found(output) if worker.name in output else None
 
-    (before,) = eventually(answered, "an answer in time", timeout=240)["unrouted"]
+    (before,) = eventually(answered, "an answer in time", timeout=240)["unrouted-queues"]
     shop.double.apply_async((1,), queue="slow").get(timeout=60)
-    (after,) = eventually(answered, "another answer in time", timeout=240)["unrouted"]
+    (after,) = eventually(answered, "another answer in time", timeout=240)["unrouted-queues"]
 
     assert "warning" == before[0] == after[0]
     assert f"{worker.name} consumes slow, to which no task is routed" in before[1]
@@ -86,7 +90,7 @@ def test_with_rabbitmq_and_without_workers(rabbit_shop):
     assert 0 == code, output
     assert "ok       broker: RabbitMQ " in output
     assert "warning  priorities: Queue celery has no priorities" in output
-    assert "warning  confirms: " in output
+    assert "warning  publisher-confirms: " in output
     assert "warning  serving: No worker answers: what is sent now waits." in output
     assert "eviction" not in output
     assert "0 problems, " in output.splitlines()[-1]
@@ -103,7 +107,7 @@ def test_what_is_set_right_is_no_finding(rabbit_shop):
         worker_concurrency=1,
     )
 
-    assert not {"priorities", "confirms", "devices"} & {*found(output)}
+    assert not {"priorities", "publisher-confirms", "devices"} & {*found(output)}
 
 
 def test_redis_that_throws_messages_away(shop):
@@ -119,12 +123,12 @@ def test_redis_that_throws_messages_away(shop):
             client.config_set("maxmemory", before["maxmemory"])
 
     assert 1 == code
-    ((level, says, fix),) = found(output)["eviction"]
+    ((level, says, fix),) = found(output)["redis-eviction"]
     assert "problem" == level
     assert "allkeys-lru" in says
     assert fix.startswith("CONFIG SET maxmemory-policy noeviction")
-    assert "may vanish" in found(output)["results"][0][1]
-    assert "payload store is allkeys-lru" in found(output)["payloads"][0][1]
+    assert "may vanish" in found(output)["result-backend"][0][1]
+    assert "payload store is allkeys-lru" in found(output)["payload-store"][0][1]
 
 
 def test_nothing_is_right_and_a_person_looks():
@@ -158,8 +162,11 @@ def test_a_user_with_few_rights(shop, redis_server, name):
     said = found(output)
 
     assert ("warning", True) == (said["broker"][0][0], "INFO" in said["broker"][0][1])
-    assert "Callers are notified of their answers" in said["results"][0][1]
-    assert ("ok", True) == (said["payloads"][0][0], "in Redis at" in said["payloads"][0][1])
+    assert "Callers are notified of their answers" in said["result-backend"][0][1]
+    assert ("ok", True) == (
+        said["payload-store"][0][0],
+        "in Redis at" in said["payload-store"][0][1],
+    )
     if name == "worker":
         assert (0, "warning") == (code, said["serving"][0][0])
     else:
