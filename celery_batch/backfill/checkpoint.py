@@ -151,7 +151,13 @@ def write_about(output: Path, about: dict[str, Any]) -> None:
 
 
 #: The command's name for each.
-_OPTIONS = {"task": "TASK", "format": "--format", "key": "--key", "field": "--field"}
+_OPTIONS = {
+    "task": "TASK",
+    "format": "--format",
+    "key": "--key",
+    "field": "--field",
+    "limit": "--limit",
+}
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> str:

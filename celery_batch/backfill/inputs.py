@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +66,15 @@ class Input:
     Args:
         path: A file, a folder, or - for standard input.
         kind: A name in `FORMATS`; by the path's suffix unless given.
+        limit: Read only so many records, the first ones; all unless given.
 
     Raises:
         BackfillError: There is no such file, or its format is not known or cannot be read here.
     """
 
-    def __init__(self, path: str, kind: str = "") -> None:
+    def __init__(self, path: str, kind: str = "", limit: int | None = None) -> None:
         self.path = path
+        self.limit = limit
         self.is_stdin = path == _STDIN
         self.kind = kind or self._kind()
         #: Where the last record begins; 0 where there are no lines.
@@ -137,7 +139,11 @@ class Input:
         return own == other or (other.exists() and own.samefile(other))
 
     def count(self) -> int | None:
-        """Return how many records there are, if counting them takes a moment only."""
+        """Return how many records will be read, if counting them takes a moment only."""
+        count = self._count()
+        return count if count is None or self.limit is None else min(count, self.limit)
+
+    def _count(self) -> int | None:
         path = Path(self.path)
         if self.kind == "parquet":
             return int(_opened_parquet(self.path).metadata.num_rows)
@@ -158,7 +164,7 @@ class Input:
             BackfillError: Nothing can be read here, or nothing more.
         """
         try:
-            yield from FORMATS[self.kind](self)
+            yield from islice(FORMATS[self.kind](self), self.limit)
         except (UnicodeError, OSError) as error:
             raise BackfillError(f"{self.path}: cannot be read: {error}") from None
 

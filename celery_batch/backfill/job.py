@@ -345,4 +345,5 @@ class Job:
             "format": self._source.kind,
             "key": self._arguments.key,
             "field": self._arguments.field,
+            "limit": self._source.limit,
         }

@@ -49,6 +49,12 @@ _INTERRUPTED = 130
 )
 @click.option("--key", help="The field that names a record; id or key unless given.")
 @click.option("--field", help="The field that is the task's only argument.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    help="Run only so many rows, the first ones, those that an earlier run has answered"
+    " included; all unless given.  Another limit needs --restart or another output.",
+)
 @click.option("--queue", help="The queue of the messages; the task's unless given.")
 @click.option(
     "--priority",
@@ -104,7 +110,7 @@ def backfill(ctx: click.Context, /, task: str, source: str, output: Path, **opti
 
 def _run(app: Any, name: str, source: str, output: Path, options: dict[str, Any]) -> Progress:
     task = batch_task(app, name)
-    found = Input(source, options["kind"] or "")
+    found = Input(source, options["kind"] or "", options["limit"])
     field = options["field"] or ("file" if found.kind == "files" else None)
     job = Job(
         task,

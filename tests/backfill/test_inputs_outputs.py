@@ -8,7 +8,9 @@ import io
 import json
 import os
 import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
@@ -38,6 +40,34 @@ def test_what_is_written_can_be_read(tmp_path, kind):
     first = found[0]["output"]
     assert {"x": [1]} == (first if kind == "jsonl" else json.loads(first))
     assert [out] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("limit", "read"), [(None, 3), (2, 2), (3, 3), (9, 3)])
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "npy", "folder"])
+def test_a_limit_reads_the_first_records(tmp_path, kind, limit, read):
+    """Of each form, and it is counted so."""
+    path = tmp_path / f"in.{kind}"
+    if kind == "npy":
+        np.save(path, np.arange(6).reshape(3, 2))
+    elif kind == "folder":
+        path.mkdir()
+        for name in "abc":
+            (path / name).write_text(name)
+    else:
+        write_output(path, RECORDS, kind)
+    every, source = list(Input(str(path)).records()), Input(str(path), limit=limit)
+
+    assert str(every[:read]) == str(list(source.records()))
+    assert source.count() == (None if kind == "csv" else read)
+
+
+def test_a_limit_leaves_the_rest_of_standard_input(monkeypatch):
+    """No more is read than is used, so a program that writes slowly is not waited for."""
+    lines = iter([b"1\n", b"2\n"])
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=lines))
+
+    assert [1] == list(Input("-", limit=1).records())
+    assert [b"2\n"] == list(lines)
 
 
 def test_compressed_standard_input_is_named(monkeypatch):

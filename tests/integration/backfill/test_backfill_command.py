@@ -47,6 +47,42 @@ def test_every_row_has_its_answer_in_order(place):
     )
 
 
+def test_only_the_first_rows_are_run(place):
+    """The limit counts rows of the input, failed ones too, and makes a complete output of them."""
+    place.write(rows(300))
+    done = place.run("backfill_tasks.double", "--limit", "50")
+    again = place.run("backfill_tasks.double", "--limit", "50")
+    more = place.run("backfill_tasks.double", "--limit", "60")
+
+    assert (1, expected(50)) == (done.returncode, place.answers())
+    assert "50 rows, 1 failed" in done.stderr
+    assert 0 == again.returncode
+    assert "is complete already" in again.stderr
+    assert 1 == more.returncode
+    assert "--limit was 50 then, and is 60 now; use --restart" in more.stderr
+
+
+def test_a_limit_counts_what_an_earlier_run_has_answered(place):
+    """An interrupted command with a limit goes on up to it, and no further."""
+    place.write([{"number": 13}] * 20 + rows(2000))
+    stopped = place.run(
+        "backfill_tasks.double", "--limit", "40", "--max-errors", "10", "--window", "8"
+    )
+    begun = place.folder / "out.jsonl.partial"
+    before = len(begun.read_text().splitlines())
+    other = place.run("backfill_tasks.double", "--limit", "30")
+    done = place.run("backfill_tasks.double", "--limit", "40")
+
+    assert "more than --max-errors allows" in stopped.stderr
+    assert 0 < before < 40
+    assert "--limit was 40 then, and is 30 now; use --restart" in other.stderr
+    assert 1 == done.returncode
+    assert f"{before} answered before" in done.stderr
+    assert [f"{n + 1}" for n in range(20)] + [f"r{n}" for n in range(20)] == [
+        each["key"] for each in place.answers()
+    ]
+
+
 def test_answers_may_come_as_they_are_known(place):
     """Without order the same answers are there."""
     place.write(rows(12))
