@@ -24,7 +24,7 @@ from tests.services.rabbitmq import RabbitMQServer
 from tests.services.shop import CELERY
 
 #: Seconds that a client waits, and further ones for an answer on a busy machine.
-DEADLINE, SLACK = 2.0, 3.0
+DEADLINE, SLACK = 2.0, 6.0
 
 #: Seconds within which `prepare` has a revoke given up, which takes two connections: for each
 #: two tries of a second to connect and two for an answer.
