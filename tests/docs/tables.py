@@ -9,29 +9,41 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from celery.worker.control import Panel
+from packaging.requirements import Requirement
 from sphinx.pycode import ModuleAnalyzer
 
 import webapp.metrics
 from celery_batch.client_methods import ClientMethods
+from celery_batch.compat import fast_paths
 from celery_batch.defaults import SETTINGS, Defaults
 from celery_batch.serve.metrics import Metrics
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.gpus import Gpus
 from celery_batch.telemetry.prometheus import families
 from celery_batch.worker.control import commands
+from tests.rows.__main__ import Row
+from tests.rows.skips import FILE
 
 __all__ = ["commands_of_ours", "stale", "task_options"]
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+PACKAGE = ROOT / "celery_batch"
+REFERENCE = ROOT / "docs" / "reference"
 
 _TABLE = re.compile(r"(?<=<!-- table: )(?P<words>.+?) -->\n.*?(?=<!-- end of table -->)", re.DOTALL)
+
+#: The headers of messages, by their names in the module of the protocol.
+HEADERS = (
+    *("ROWS", "SENT", "LOSSES", "REPLY_HEADER", "PAYLOADS", "READS_PAYLOADS", "TRACK_HEADER"),
+)
 
 #: Public attributes of tasks that are no options.
 _NO_OPTIONS = {"acks_late", "model", "traces_items"}
@@ -174,6 +186,33 @@ def _metric_row(metric: Any) -> list[str]:
 _UNITS = {"_seconds": "seconds", "_bytes": "bytes", "_ratio": "from 0 to 1"}
 
 
+def _libraries(names: Iterable[str]) -> list[str]:
+    wanted = [Requirement(each) for each in _project()["dependencies"]]
+    ranges = {each.name: each.specifier for each in wanted}
+    rows = []
+    for name in names:
+        oldest, above = fast_paths._TESTED[name]
+        called = fast_paths._CALLED.get(name, name)
+        chosen = ", ".join(sorted(map(str, ranges.get(name, "")), reverse=True))
+        pip = f"`{chosen}`" if chosen else "what kombu allows"
+        rows.append([called, pip, f"from {oldest} to below {above}"])
+    return _table(["library", "pip installs", "fast paths"], rows)
+
+
+def _rows(names: Sequence[str]) -> list[str]:
+    releases = [Row(pins) for pins in tomllib.loads(FILE.read_text())["row"]]
+    called = [fast_paths._CALLED.get(name, name) for name in names]
+    head = ["row", *called]
+    return _table(
+        head, [[f"`{row.name}`", *(row.pins[name] for name in names)] for row in releases]
+    )
+
+
+def _project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return found
+
+
 def commands_of_ours() -> set[str]:
     """Return the names of our remote control commands."""
     return {name for name, command in Panel.data.items() if command.__module__ == commands.__name__}
@@ -193,6 +232,8 @@ _TABLES: dict[str, Callable[[list[str]], list[str]]] = {
     "settings": _settings,
     "metrics": _metrics,
     "commands": _commands,
+    "libraries": _libraries,
+    "rows": _rows,
 }
 
 

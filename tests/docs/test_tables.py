@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from celery_batch import BatchTask, task_options
+from celery_batch import BatchTask, protocol, task_options
 from celery_batch.config import OPTIONS
 from celery_batch.defaults import SETTINGS
 from celery_batch.runtime.model import Model
+from celery_batch.worker.intake.dead_letters import _REASON
 from tests.docs import tables
 
 SETTINGS_PAGE = (tables.REFERENCE / "settings.md").read_text()
@@ -92,3 +93,38 @@ def test_every_metric_that_dashboard_and_alerts_use_is_documented():
 
     assert len(used) > 10
     assert set() == used - documented
+
+
+def test_every_environment_variable_is_documented():
+    """The page has each variable that the package reads, by the ways in which its modules do."""
+    page = (tables.REFERENCE / "environment.md").read_text()
+    documented = set(re.findall(r"`([A-Z][A-Z_]+)`", page))
+    source = "\n".join(path.read_text() for path in sorted(tables.PACKAGE.rglob("*.py")))
+    name = '"([A-Z][A-Z_]+)"'
+    read = {
+        *re.findall(rf"(?:environ|inherited)(?:\.\w+\(|\[){name}", source),
+        *re.findall(rf"^(?:\w*VARIABLE|VISIBLE|_MULTIPROCESS) = {name}", source, re.MULTILINE),
+    }
+
+    assert {"CELERY_BATCH_METRICS", "CUDA_VISIBLE_DEVICES", "REDIS_SERVER"} < read
+    assert set() == read - documented
+
+
+def test_every_header_is_documented():
+    """The page has each header of messages that the package defines, and no other."""
+    page = (tables.REFERENCE / "environment.md").read_text()
+    of_calls = {value for name, value in vars(protocol).items() if name in tables.HEADERS}
+
+    assert {*of_calls, _REASON} == set(re.findall(r"^\| `(batch_\w+)`", page, re.MULTILINE))
+    assert {value for value in vars(protocol).values() if str(value).startswith("batch_")} == {
+        *of_calls,
+        protocol.QUIETLY,  # an argument of a revoke
+    }
+
+
+def test_releases_of_python_are_documented():
+    """The page names the releases of Python that the package says it is for."""
+    page = (tables.REFERENCE / "compatibility.md").read_text()
+    said = re.findall(r"Python :: (3\.\d+)", " ".join(tables._project()["classifiers"]))
+
+    assert f"CPython {', '.join(said)} " in page
