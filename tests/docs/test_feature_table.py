@@ -1,4 +1,4 @@
-"""The table of Celery's features names existing tests, and every test of a feature."""
+"""Each of Celery's features in the reference has tests, which the contributors' page names."""
 
 from __future__ import annotations
 
@@ -10,10 +10,22 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TABLE = (ROOT / "docs" / "reference" / "celery-features.md").read_text()
-NAMED = re.findall(r"`([\w/]+\.py)::(test_\w+)`", TABLE)
+TESTS = (ROOT / "docs" / "contributing" / "feature-tests.md").read_text()
+NAMED = re.findall(r"`([\w/]+\.py)::(test_\w+)`", TESTS)
 
 
-ROWS = [line.split(" | ") for line in TABLE.splitlines() if re.match(r"\| (?!feature)", line)]
+def _rows(text: str) -> list[tuple[str, str, str]]:
+    """Return each row's heading, feature and second cell."""
+    rows, heading = [], ""
+    for line in text.splitlines():
+        heading = line if line.startswith("## ") else heading
+        if re.match(r"\| (?!feature)", line):
+            feature, cell = line.strip("| ").split(" | ")
+            rows.append((heading, feature, cell))
+    return rows
+
+
+ROWS, ROWS_OF_TESTS = _rows(TABLE), _rows(TESTS)
 
 
 def _tests_of(path: Path) -> set[str]:
@@ -46,12 +58,18 @@ def test_every_test_of_a_feature_is_in_the_table():
 
 
 def test_every_row_has_a_verdict_and_a_test():
-    """Each row has a verdict (works, works differently, refused, ignored) and names its test."""
+    """Each row has a verdict (works, works differently, refused, ignored), and names its tests."""
     verdicts = ("works", "refused with `", "ignored")
 
     assert len(ROWS) > 50
-    assert [] == [row[0] for row in ROWS if not row[1].startswith(verdicts)]
-    assert [] == [row[0] for row in ROWS if "::test_" not in row[2]]
+    assert [] == [feature for _, feature, cell in ROWS if not cell.startswith(verdicts)]
+    assert [] == [feature for _, feature, cell in ROWS_OF_TESTS if "::test_" not in cell]
+    assert [row[:2] for row in ROWS] == [row[:2] for row in ROWS_OF_TESTS]
+
+
+def test_users_see_no_tests():
+    """The page for users names features, not files of tests."""
+    assert [] == re.findall(r"\w+\.py\b", TABLE)
 
 
 @pytest.mark.parametrize(
@@ -65,4 +83,4 @@ def test_summary_names_what_is_not_as_in_celery(words: str, verdict: str):
     (points,) = re.findall(r"\A.*\n\n((?:\* .*\n)+)", rest)
     named = [point.removeprefix("* ").partition(": ")[0] for point in points.splitlines()]
 
-    assert [row[0].removeprefix("| ") for row in ROWS if row[1].startswith(verdict)] == named
+    assert [feature for _, feature, cell in ROWS if cell.startswith(verdict)] == named
