@@ -76,10 +76,9 @@ bench: $(STAMP) ## Measure ours and the peers, and renew the figures of README a
 bench-seeds: $(STAMP) ## Measure service-streamer's published tables again, with wrk (QUICK=1 for a minute of it)
 	@$(BIN)/python -m bench $(if $(QUICK),--quick,--write) seeds
 
-pictures: $(STAMP) ## Take the pictures of the page, the monitor, Flower and the dashboard in docs/img anew
+pictures: $(STAMP) ## Take the pictures of the page, the monitor and Flower in docs/img anew
 	@$(BIN)/python -m demo.pictures
 	@$(BIN)/python -m demo.cluster_pictures
-	@$(BIN)/python -m demo.dashboard_picture
 
 bench-web: $(STAMP) ## Measure our web servers beside service-streamer's, LitServe's and mosec's, with wrk
 	@$(BIN)/python -m bench $(if $(QUICK),--quick,--write) web

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, ViewportSize
+from playwright.sync_api import Browser, FloatRect, Page, ViewportSize
 from rich.console import Console
 from rich.text import Text
 
@@ -110,8 +110,16 @@ def _flower(browser: Browser, url: str) -> None:
     page.click("#worker-tab-other")
     page.wait_for_selector("#tab-other.active.show")
     page.wait_for_function("getComputedStyle(document.querySelector('#tab-other')).opacity === '1'")
-    keep("flower-worker.png", page.screenshot())
+    keep("flower-worker.png", page.screenshot(clip=_in_words(page)))
     page.close()
+
+
+def _in_words(page: Page) -> FloatRect:
+    """Return the part of the page above the worker's values for programs."""
+    row = page.locator("#tab-other tr").filter(has=page.locator("td", has_text="{'"))
+    box = row.first.bounding_box()
+    assert box is not None, "Flower has no row for programs"  # noqa: S101 (the row was found)
+    return {"x": 0, "y": 0, "width": _SIZE["width"], "height": box["y"] - 1}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """
-The page's pictures in ``docs/img``, taken anew: ``python -m demo.pictures``.
+The page's picture in ``docs/img``, taken anew: ``python -m demo.pictures``.
 
-They show the real page on real servers, so their numbers are this machine's.
+It shows the real page on real servers, so its numbers are this machine's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from PIL import Image, ImageDraw
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
 from demo.servers import Servers
 
@@ -29,23 +29,15 @@ _TIMEOUT = 120.0
 #: Bytes of a picture in this repository.
 _LARGEST = 200_000
 
-_DESKTOP = (1280, 900)
-_PHONE = (360, 780)
-
-#: Between pictures side by side.
-_GAP = (255, 255, 255)
+_SIZE: ViewportSize = {"width": 1280, "height": 900}
 
 
 def main() -> None:
-    """Start everything, take the pictures, stop everything."""
+    """Start everything, take the picture, stop everything."""
     os.environ["WEBAPP_TIMEOUT"] = "20"
     with Servers() as servers, chromium() as browser:
         servers.start(print)
-        _light(browser, servers.web_url)
-        _dark(browser, servers.web_url)
-        _phone(browser, servers.web_url)
-        next(child for child in servers.children if child.name == "worker").stop()
-        _error(browser, servers.web_url)
+        _page(browser, servers.web_url)
 
 
 @contextmanager
@@ -60,59 +52,17 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-@contextmanager
-def _visit(browser: Browser, url: str, size: tuple[int, int], scheme: str) -> Iterator[Page]:
-    page = browser.new_page(
-        viewport={"width": size[0], "height": size[1]},
-        color_scheme="dark" if scheme == "dark" else "light",
-        device_scale_factor=2 if size is _PHONE else 1,
-        reduced_motion="reduce",
-    )
+def _page(browser: Browser, url: str) -> None:
+    page = browser.new_page(viewport=_SIZE, color_scheme="light", reduced_motion="reduce")
     page.set_default_timeout(_TIMEOUT * 1000)
     page.goto(url)
     expect(page.locator("#status")).to_contain_text("worker", timeout=10_000)
-    yield page
+    _ask(page)
+    _burst(page, total="1500")
+    expect(page.locator("#start")).to_be_enabled(timeout=_TIMEOUT * 1000)
+    expect(page.locator("[data-stat=waiting]")).to_have_text("0", timeout=_TIMEOUT * 1000)
+    keep("page-light.png", _whole(page))
     page.close()
-
-
-def _light(browser: Browser, url: str) -> None:
-    with _visit(browser, url, _DESKTOP, "light") as page:
-        _ask(page)
-        _burst(page, total="1500")
-        expect(page.locator("#start")).to_be_enabled(timeout=_TIMEOUT * 1000)
-        expect(page.locator("[data-stat=waiting]")).to_have_text("0", timeout=_TIMEOUT * 1000)
-        keep("page-light.png", _whole(page))
-
-
-def _dark(browser: Browser, url: str) -> None:
-    with _visit(browser, url, _DESKTOP, "dark") as page:
-        _ask(page)
-        _burst(page, total="4000")
-        # The second half of the burst is served one by one.
-        expect(page.locator("[data-row=answered] .naive")).to_contain_text(
-            "of", timeout=_TIMEOUT * 1000
-        )
-        keep("page-dark.png", _whole(page))
-        page.click("#stop")
-
-
-def _phone(browser: Browser, url: str) -> None:
-    with _visit(browser, url, _PHONE, "light") as page:
-        _ask(page)
-        asked = page.screenshot()
-        _burst(page, total="1500")
-        expect(page.locator("#start")).to_be_enabled(timeout=_TIMEOUT * 1000)
-        expect(page.locator("[data-stat=waiting]")).to_have_text("0", timeout=_TIMEOUT * 1000)
-        page.locator("#burst-title").evaluate("title => title.scrollIntoView()")
-        keep("page-phone.png", asked, page.screenshot())
-
-
-def _error(browser: Browser, url: str) -> None:
-    with _visit(browser, url, (1280, 800), "light") as page:
-        expect(page.locator("#status")).to_have_text("no worker", timeout=_TIMEOUT * 1000)
-        page.click("#ask-form .primary")
-        expect(page.locator("#answer .error")).to_be_visible(timeout=_TIMEOUT * 1000)
-        keep("page-error.png", page.screenshot())
 
 
 def _ask(page: Page) -> None:
@@ -147,17 +97,10 @@ def _whole(page: Page) -> bytes:
     return page.screenshot(full_page=True)
 
 
-def keep(name: str, *shots: bytes) -> None:
-    """Write pictures side by side into one file, with a palette: a page has few colours."""
-    images = [Image.open(io.BytesIO(shot)).convert("RGB") for shot in shots]
-    gap = 40 if len(images) > 1 else 0
-    width = sum(image.width + gap for image in images) - gap
-    whole = Image.new("RGB", (width, images[0].height), _GAP)
-    left = 0
-    for image in images:
-        whole.paste(image, (left, 0))
-        left += image.width + gap
-    whole.quantize(256, dither=Image.Dither.NONE).save(_FOLDER / name, optimize=True)
+def keep(name: str, shot: bytes) -> None:
+    """Write a picture with a palette: a page has few colours."""
+    image = Image.open(io.BytesIO(shot)).convert("RGB")
+    image.quantize(256, dither=Image.Dither.NONE).save(_FOLDER / name, optimize=True)
     size = (_FOLDER / name).stat().st_size
     print(f"{name}: {size / 1000:.0f} kB")  # noqa: T201 (a command says what it has done)
     if size > _LARGEST:
