@@ -45,40 +45,52 @@ _INTERRUPTED = 130
     "--format",
     "kind",
     type=click.Choice([*FORMATS]),
-    help="The format of the input; by its suffix unless given.",
+    show_default="by the suffix",
+    help="The format of the input.",
 )
-@click.option("--key", help="The field that names a record; id or key unless given.")
+@click.option("--key", show_default="id or key", help="The field that names a record.")
 @click.option("--field", help="The field that is the task's only argument.")
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
-    help="Run only so many rows, the first ones, those that an earlier run has answered"
-    " included; all unless given.  Another limit needs --restart or another output.",
+    show_default="all",
+    help="Run only the first N rows of the input, those included that an earlier run has"
+    " answered.  The same command goes on up to the same row; another limit needs --restart or"
+    " another output.",
+    metavar="N",
 )
-@click.option("--queue", help="The queue of the messages; the task's unless given.")
+@click.option("--queue", show_default="the task's", help="The queue of the messages.")
 @click.option(
     "--priority",
     type=click.IntRange(0, 9),
-    help="The priority of the messages; the lowest unless given.",
+    show_default="the lowest",
+    help="The priority of the messages.",
 )
-@click.option("--window", type=click.IntRange(min=1), help="Most pending rows.")
+@click.option(
+    "--window",
+    type=click.IntRange(min=1),
+    show_default="32 batches",
+    help="The most rows that are pending at once.",
+)
 @click.option(
     "--window-bytes",
     type=click.IntRange(min=1),
     default=WINDOW_BYTES,
     show_default=True,
-    help="Bytes of pending rows from which on nothing more is sent.",
+    help="Send nothing more while the pending rows have so many bytes.",
 )
 @click.option(
     "--patience",
     type=click.FloatRange(min=0, min_open=True),
     default=TIMEOUT,
     show_default=True,
-    help="Seconds without any answer after which lost rows are sent again.",
+    help="Send lost rows again after so many seconds without any answer.",
 )
 @click.option("--as-completed", is_flag=True, help="Write answers as they come, in any order.")
 @click.option(
-    "--max-errors", help="Stop when more rows than this, or than this share (5%), have failed."
+    "--max-errors",
+    show_default="no limit",
+    help="Stop when more rows than this number, or than this share (5%), have failed.",
 )
 @click.option("--retry-errors", is_flag=True, help="Run the failed rows of an output again.")
 @click.option("--restart", is_flag=True, help="Remove what an earlier run has answered.")
@@ -86,8 +98,9 @@ _INTERRUPTED = 130
 @errors_in_one_line
 def backfill(ctx: click.Context, /, task: str, source: str, output: Path, **options: Any) -> None:
     """
-    Run every row of INPUT through TASK, and write the answers to OUTPUT.
+    Run every row of a file through TASK.
 
+    The rows are those of --input, and their answers become those of --output.
     A row of a .npy file is one of its first dimension, and so it is of a .npy output, whose rows
     have the dtype and the shape of the first one.
     After any interruption the same command goes on from there.

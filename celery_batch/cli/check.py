@@ -29,12 +29,12 @@ _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
     type=click.Choice([Level.WARNING.value, Level.PROBLEM.value]),
     default=Level.PROBLEM.value,
     show_default=True,
-    help="Exit with 1 from which findings on: only problems, or warnings too.",
+    help="Exit with 1 after a finding of this level or a worse one.",
 )
 @click.pass_context
 def check(ctx: click.Context, *, as_json: bool, fail_level: str) -> None:
     """
-    Look for what will limit or break batches, and say what to do about it.
+    Find what limits or breaks batches, and say what to do about it.
 
     It checks the app's settings, the broker, the result backend, this machine and the
     running workers.  Each finding has the id of its check, which does not change.

@@ -42,15 +42,18 @@ _COMMANDS = {
     type=click.FloatRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
-    help="Seconds without a further answer after which all have answered.",
+    help="Wait so many seconds for further answers of jobs.",
 )
 @click.pass_context
 def jobs(ctx: click.Context, *, as_json: bool, timeout: float) -> None:
     """
-    List the running backfills of all machines, or control one.
+    List, pause, resume and stop running backfills.
 
-    Backfills that have ended are not listed; show says how far one has come, by its output.
-    If it was stopped, interrupted or killed, the same command goes on with it.
+    A job is a `celery batch backfill`, or a program that iterates over task.backfill(), which
+    runs now, on any machine with the same broker.  Without a command all of them are listed.
+
+    Jobs that have ended are not listed; show says how far one has come, by its output.
+    If it was stopped, interrupted or killed, the same backfill command goes on with it.
     """
     running = ctx.obj = ctx.with_resource(Jobs(ctx.obj.app, timeout))
     if ctx.invoked_subcommand is not None:
@@ -78,16 +81,22 @@ def _command(name: str, text: str) -> click.Command:
     return click.Command(name, callback=control, params=[argument], help=text, short_help=text)
 
 
-jobs.add_command(_command("pause", "Send nothing more, and collect the pending answers."))
-jobs.add_command(_command("resume", "Go on with paused backfills."))
-jobs.add_command(_command("stop", "End backfills as Ctrl-C does; commands keep their answers."))
+jobs.add_command(
+    _command("pause", "Pause jobs: send nothing more, and collect the pending answers.")
+)
+jobs.add_command(_command("resume", "Resume paused jobs."))
+jobs.add_command(_command("stop", "Stop jobs as Ctrl-C does; what was answered is kept."))
 
 
-@jobs.command(name="show", short_help="Say how far backfills have come, by their files.")
+@jobs.command(name="show", short_help="Show how far backfills have come, by their files.")
 @click.argument("outputs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects as JSON.")
 def show(outputs: Sequence[Path], *, as_json: bool) -> None:
-    """Say how far the backfills into OUTPUTS have come, by the files beside them."""
+    """
+    Show how far the backfills into OUTPUTS have come.
+
+    It reads the files beside the outputs, so it knows backfills that have ended, too.
+    """
     found = (_or_error(lambda output=output: output_status(output)) for output in outputs)
     if as_json:
         click.echo(json.dumps(list(found), indent=2))

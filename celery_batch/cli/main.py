@@ -41,7 +41,11 @@ _COMMANDS = {
 @click.pass_context
 @handle_preload_options  # type: ignore[untyped-decorator]  # Celery has no types
 def batch(_ctx: click.Context) -> None:
-    """Batched model serving."""
+    """
+    Run, check and measure batch tasks.
+
+    The app is that of `celery -A APP batch`; redis, serve and status need none.
+    """
 
 
 for command in (worker, beat):  # Celery's commands that bind tasks

@@ -20,12 +20,14 @@ __all__ = ["redis"]
     "--dir",
     "directory",
     type=click.Path(file_okay=False, path_type=Path),
+    show_default="a temporary folder",
     help="Keep socket, log and data in this folder, and the data over a restart; it must be"
-    " yours alone (chmod 700).  By default a temporary folder.",
+    " yours alone (chmod 700).",
 )
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
+    show_default="a Unix socket only",
     help="Listen on this TCP port of 127.0.0.1 too, with a random password, which --dir keeps.",
 )
 @errors_in_one_line

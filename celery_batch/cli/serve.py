@@ -28,20 +28,33 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A YAML file with Handle, GPUs, ProcessPerGPU, ...  The options below override it.",
 )
-@click.option("--host", help="Where the web server listens.  By default on 127.0.0.1.")
-@click.option("-p", "--port", type=click.IntRange(1, 65535), help="Its port.  By default 9876.")
+@click.option("--host", show_default="127.0.0.1", help="The address of the web server.")
+@click.option(
+    "-p",
+    "--port",
+    type=click.IntRange(1, 65535),
+    show_default="9876",
+    help="The port of the web server.",
+)
 @click.option(
     "--workers",
     "web_workers",
     type=click.IntRange(1),
-    help="Processes of the web server.  By default 1.",
+    show_default="1",
+    help="The number of processes of the web server.",
 )
-@click.option("--gpus", "devices", help='Ids of GPUs, as in "0,1", or cpu.  By default all.')
+@click.option("--gpus", "devices", show_default="all", help='Ids of GPUs, as in "0,1", or cpu.')
 @click.option(
-    "--max-batch-size", type=click.IntRange(1, LARGEST_BATCH), help="Most requests in one batch."
+    "--max-batch-size",
+    type=click.IntRange(1, LARGEST_BATCH),
+    show_default="32",
+    help="The most requests in one batch.",
 )
 @click.option(
-    "--max-wait", type=click.FloatRange(0), help="Most seconds a request waits for others."
+    "--max-wait",
+    type=click.FloatRange(0),
+    show_default="0.01",
+    help="The most seconds for which a request waits for others.",
 )
 @click.option(
     "--reload", is_flag=True, help="Restart the workers when the handle's Python files change."
@@ -50,16 +63,18 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     "--dir",
     "directory",
     type=_FOLDER,
-    help="Keep sockets and logs in this folder.  By default one in the temporary folder.",
+    show_default="one in the temporary folder",
+    help="Keep sockets and logs in this folder.",
 )
 @errors_in_one_line
 def serve(
     handle: str | None, path: Path | None, directory: Path | None, *, reload: bool, **options: Any
 ) -> None:
     """
-    Serve a handle over HTTP: its workers, a web server, and a Redis unless one is named.
+    Serve a handle over HTTP.
 
-    It prints when it is ready, and restarts every process that ends until Ctrl-C or SIGTERM.
+    It starts the handle's workers, a web server, and a Redis unless one is named.  It prints
+    when it is ready, and restarts every process that ends until Ctrl-C or SIGTERM.
     """
     if (handle is None) == (path is None):
         raise click.UsageError("give a handle as module:Class, or a file by -c")
@@ -74,10 +89,20 @@ def serve(
 
 @click.command(name="status", cls=CeleryCommand)
 @click.option(
-    "--dir", "directory", type=_FOLDER, help="Of one `serve`; by default all of this user's."
+    "--dir",
+    "directory",
+    type=_FOLDER,
+    show_default="those of this user",
+    help="Show only what is served from this folder: the --dir of `celery batch serve`.",
 )
 def status(directory: Path | None) -> None:
-    """Show the status of the processes of `celery batch serve`."""
+    """
+    Show the processes of `celery batch serve`.
+
+    These are the web server, the workers and the Redis that serve handles from this machine.
+    `celery -A APP batch top` shows the tasks and workers of an app on all machines, and
+    `celery batch jobs` running backfills.
+    """
     processes = _needed("celery_batch.serve.processes")
     folders = [directory] if directory else list(run_folder.live_folders())
     if not folders:

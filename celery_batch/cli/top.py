@@ -51,14 +51,15 @@ _COLUMNS = 120
     type=click.FloatRange(0.1, 3600),
     default=1.0,
     show_default=True,
-    help="Seconds from one frame to the next.",
+    help="Ask every so many seconds.",
 )
 @click.pass_context
 @errors_in_one_line
 def top(ctx: click.Context, *, once: bool, as_json: bool, interval: float) -> None:
     """
-    Show what batch tasks and their workers do, until Ctrl-C.
+    Show what batch tasks and their workers do.
 
+    It asks all workers of the app again and again, until Ctrl-C.
     Where the output is no terminal it prints one plain frame after the other.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)

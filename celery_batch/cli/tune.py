@@ -416,47 +416,56 @@ _SIZES = tuple(1 << n for n in range(LARGEST_BATCH.bit_length()) if 1 << n <= LA
     type=click.FloatRange(min=0, min_open=True),
     default=0.1,
     show_default=True,
-    help="Seconds within which 99 of 100 requests are to be answered.",
+    help="Have 99 of 100 requests answered within so many seconds.",
 )
 @click.option(
     "--rate",
     type=click.FloatRange(min=0, min_open=True),
-    help="Requests a second to expect in one process; most of what it can answer unless given.",
+    show_default="70 % of what it can answer",
+    help="Expect so many requests a second in one process.",
 )
-@click.option("--input", "source", help="Rows to measure with: a file, a folder, or - for stdin.")
+@click.option(
+    "--input",
+    "source",
+    show_default="the model's examples()",
+    help="Rows to measure with: a file, a folder, or - for stdin.",
+)
 @click.option("--field", help="The field that is the task's only argument.")
-@click.option("--sizes", help="What to measure, as in 1,8,32; growing unless given.")
+@click.option("--sizes", show_default="growing", help="The batch sizes to measure, as in 1,8,32.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help="For about how long each size is measured, or requests are recorded; 2 and 60 s.",
+    show_default="2, and 60 with --record",
+    help="Measure each size, or record requests, for about so many seconds.",
 )
 @click.option(
     "--record",
     "recorded",
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    help="Measure nothing: write to this file what arrives at running workers, and its cost.",
+    help="Measure nothing, and write to this file what arrives at running workers.",
 )
 @click.option(
     "--trace",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Such a file: simulate these requests instead of independent ones.",
+    help="Simulate the requests of such a file instead of independent ones.",
 )
 @click.option(
     "--overhead",
     type=click.FloatRange(min=0),
     default=0.003,
     show_default=True,
-    help="Seconds that a message and its answer take beside the model.",
+    help="Add so many seconds for a message and its answer.",
 )
 @click.option(
     "--plot",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A .png, .svg or .pdf file to draw the result to.",
+    help="Draw the result to a .png, .svg or .pdf file; needs matplotlib.",
 )
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
 @click.option(
-    "--device", help="Where to measure, as in cuda:1; the first of batch_devices unless given."
+    "--device",
+    show_default="the first of batch_devices",
+    help="The device to measure on, as in cuda:1.",
 )
 @click.pass_context
 @errors_in_one_line
@@ -464,10 +473,10 @@ def tune(
     ctx: click.Context, /, task: str, recorded: Path | None, plot: Path | None, **options: Any
 ) -> None:
     """
-    Measure TASK's model at growing batch sizes, and propose settings for it.
+    Measure TASK's model, and propose settings for it.
 
-    The model is loaded in this process, on its device: it needs neither a broker nor a
-    worker, and a worker on the same device makes the times longer.
+    The model runs batches of growing sizes, in this process and on its device.  That needs
+    neither a broker nor a worker; a worker on the same device makes the times longer.
     """
     if recorded is not None:
         _record(ctx.obj.app, task, recorded, options["seconds"] or _SECONDS_RECORDED)
