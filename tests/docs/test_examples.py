@@ -12,11 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 from celery import Celery
 from kombu import pools
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from tests.services.ports import quiet_port
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -25,7 +27,12 @@ DOCUMENTS = [
     ROOT / "examples" / "README.md",
 ]
 README = ROOT / "README.md"
-WEB = ROOT / "docs" / "how-to" / "web" / "your-app.md"
+WEB = ROOT / "docs" / "how-to" / "web"
+ANY_APP, FASTAPI, FLASK, DJANGO = (
+    WEB / f"{name}.md" for name in ("your-app", "fastapi", "flask", "django")
+)
+TUTORIAL = ROOT / "docs" / "tutorial" / "embeddings.md"
+EXAMPLE_APPS = ROOT / "docs" / "tutorial" / "example-apps.md"
 TESTING = ROOT / "docs" / "how-to" / "tasks" / "testing.md"
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -43,16 +50,8 @@ for thing in list(globals().values()):
 registry.unload_all()
 """
 
-#: Appended to a documented web app: prints its view's response to the test client.
-_POST = {
-    "fastapi_view.py": """
-from fastapi.testclient import TestClient
-print(TestClient(app).post("/double", json=[1, 2]).json())
-""",
-    "flask_view.py": """
-print(app.test_client().post("/double", json=[1, 2]).json)
-""",
-    "array_view.py": """
+#: Appended to a documented view: prints its response to the test client.
+_POST_ARRAY = """
 import io
 import numpy
 file = io.BytesIO()
@@ -60,18 +59,10 @@ numpy.save(file, [1, 2])
 npy = {"Accept": "application/x-npy"}
 found = app.test_client().post("/double", data=file.getvalue(), headers=npy).data
 print(numpy.load(io.BytesIO(found)).tolist())
-""",
-    "django_view.py": """
-from django.test import Client
-print(Client().post("/double", [1, 2], "application/json").json()["outputs"])
-""",
-    "django_view.py under ASGI": """
-import asyncio
-from django.test import AsyncClient
-sent = AsyncClient().post("/adouble", [1, 2], "application/json")
-print(asyncio.run(sent).json()["outputs"])
-""",
-}
+"""
+
+#: For each page on a web framework: the tests of its view, and the paths that its servers answer.
+_PAGES = {FASTAPI: (4, ["/double"]), FLASK: (5, ["/double"]), DJANGO: (6, ["/double", "/adouble"])}
 
 
 @dataclass(frozen=True)
@@ -147,7 +138,14 @@ def documented_worker(document: Path, folder: Path, broker: str) -> Iterator[dic
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "example", [each for each in examples() if each.file != "client.py"], ids=str
+    "example",
+    [
+        each
+        for each in examples()
+        # The tutorial runs in tests/examples, where it may write files.
+        if each.document != TUTORIAL and each.file != "client.py"
+    ],
+    ids=str,
 )
 def test_example_runs(example: Example, in_python, tmp_path: Path):
     """Each Python example runs beside its page's others, and its models load and warm up."""
@@ -184,37 +182,81 @@ def test_readme_example_answers(broker: str, tmp_path: Path):
     assert ["42", "999000", "[2, 4, 6]", "42"] == promised == ran.stdout.splitlines()
 
 
-def test_documented_tests_pass(tmp_path: Path):
-    """The tests that the page on testing shows pass, in a folder of their own."""
-    write_files(TESTING, tmp_path)
+@pytest.mark.parametrize(
+    ("document", "passed"),
+    [(TESTING, 7), *((page, passed) for page, (passed, _) in _PAGES.items())],
+    ids=lambda each: each.stem if isinstance(each, Path) else "",
+)
+def test_documented_tests_pass(document: Path, passed: int, tmp_path: Path):
+    """The tests that a page shows pass, in a folder of their own."""
+    write_files(document, tmp_path)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    line = next((line for line in console_lines(document) if line[-1] == "pytest"), [])
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         cwd=tmp_path,
+        env={**os.environ, **dict(word.split("=", 1) for word in line if "=" in word)},
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
 
-    assert "7 passed" in ran.stdout, ran.stdout + ran.stderr
+    assert f"{passed} passed" in ran.stdout, ran.stdout + ran.stderr
 
 
-def test_documented_views_answer(broker: str, tmp_path: Path, in_python):
-    """Each web app of the page returns the outputs of the page's worker."""
-    files = write_files(WEB, tmp_path)
-    with documented_worker(WEB, tmp_path, broker) as env:
-        answers = {
-            name: in_python(files[name.partition(" ")[0]] + post, **env)
-            for name, post in _POST.items()
-        }
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.stem)
+def test_documented_servers_answer(page: Path, broker: str, tmp_path: Path):
+    """Each server command of the page serves its view, which returns the worker's outputs."""
+    write_files(page, tmp_path)
+    lines = [line for line in console_lines(page) if line[0] in ("uvicorn", "gunicorn")]
+    answers = []
+    with documented_worker(page, tmp_path, broker) as env:
+        for line, path in zip(lines, _PAGES[page][1], strict=True):
+            with served(line, tmp_path, env) as url:
+                response = httpx.post(f"{url}{path}", json=[1, 2], trust_env=False)
+                answers.append(response.json())
 
-    assert dict.fromkeys(_POST, "[2, 4]") == answers
+    expected: object = {"outputs": [2, 4]} if page == DJANGO else [2, 4]
+    assert [expected] * len(_PAGES[page][1]) == answers
+
+
+@contextmanager
+def served(words: list[str], folder: Path, env: dict[str, str]) -> Iterator[str]:
+    """Run a documented web server on a free port, and yield its URL when it is ready."""
+    port = quiet_port()
+    url = f"http://127.0.0.1:{port}"
+    address = {"UVICORN_PORT": str(port), "GUNICORN_CMD_ARGS": f"--bind 127.0.0.1:{port}"}
+    command = [str(Path(sys.executable).with_name(words[0])), *words[1:]]
+    log = folder / f"{words[0]}.log"
+
+    def why_not_ready() -> str:
+        try:
+            response = httpx.get(f"{url}/readyz", trust_env=False)
+        except httpx.HTTPError as error:
+            return str(error)
+        return "" if response.is_success else response.text
+
+    with ManagedProcess(command, log, env={**env, **address}) as server:
+        wait_until(why_not_ready, [server], what=words[0], timeout=60)
+        yield url
+
+
+def test_documented_array_view_answers(broker: str, tmp_path: Path, in_python):
+    """The view for arrays returns the outputs of the page's worker as .npy."""
+    files = write_files(ANY_APP, tmp_path)
+    with documented_worker(ANY_APP, tmp_path, broker) as env:
+        answer = in_python(files["array_view.py"] + _POST_ARRAY, **env)
+
+    assert answer == "[2, 4]"
 
 
 def test_web_variables_are_documented_with_their_defaults():
     """Each variable that the example web apps read is listed with its default."""
-    documented = {row[0]: row[1] for row in table_rows(WEB) if row[0].startswith("WEBAPP_")}
+    documented = {
+        row[0]: row[1] for row in table_rows(EXAMPLE_APPS) if row[0].startswith("WEBAPP_")
+    }
     source = (ROOT / "webapp" / "tasks.py").read_text()
     defaults = dict(re.findall(r'"(WEBAPP_\w+)", "([^"]*)"', source))
 
