@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
+
+import pytest
+from packaging.version import Version
 
 from celery_batch import __version__
 
@@ -77,3 +82,33 @@ def test_manifests_name_this_version() -> None:
 
     assert len(tags) > 4
     assert {__version__} == {*tags}
+
+
+def test_changelog_opens_with_this_version() -> None:
+    """The newest section is this version's, also while it is developed."""
+    titles = re.findall(r"^## ([\d.]+), ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+    assert Version(__version__).base_version == titles[0]
+
+
+@pytest.mark.parametrize(
+    ("tag", "dated", "error"),
+    [
+        (f"v{__version__}", "2026-12-01", ""),
+        (f"v{__version__}", "not released yet", "CHANGELOG.md has no line"),
+        ("v0.0.1", "2026-12-01", f"the version is {__version__}"),
+    ],
+    ids=["right", "no date", "other version"],
+)
+def test_tag_is_checked_before_a_release(tag: str, dated: str, error: str, tmp_path: Path) -> None:
+    """Continuous integration publishes a tag that is the version, with a date in the changelog."""
+    for file in (".ci/check-tag", "celery_batch/__init__.py"):
+        (tmp_path / file).parent.mkdir()
+        shutil.copy(ROOT / file, tmp_path / file)
+    (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## {__version__}, {dated}\n")
+    done = subprocess.run(
+        [tmp_path / ".ci" / "check-tag", tag], capture_output=True, text=True, check=False
+    )
+
+    assert error in done.stderr
+    assert bool(error) is bool(done.returncode)
