@@ -1,4 +1,4 @@
-.PHONY: help demo up docs test test-thorough coverage faults compat backfill-kills fuzz check lock bench bench-seeds bench-web pictures tables format clean
+.PHONY: help demo up docs links test test-thorough coverage faults compat backfill-kills fuzz check lock bench bench-seeds bench-web pictures tables format clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -66,6 +66,7 @@ check: $(STAMP) ## Lint, types, import rules and cycles, sizes, lock, the site, 
 	@$(BIN)/interrogate -q tests || { $(BIN)/interrogate -vv tests | grep MISSED; exit 1; }
 	@$(BIN)/python tests/house.py
 	@$(BIN)/python tests/lock.py
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(BIN)/python -m sphinx -b html -n -W -q docs build/docs
 	@COVERAGE_FILE=.coverage.batching $(BIN)/python -m pytest -q -n 3 --dist loadgroup tests/batching --cov=celery_batch.batching --cov-report=term-missing:skip-covered --cov-fail-under=100
 	@$(BIN)/python -m pytest -q -n 3 --dist loadgroup tests/docs
@@ -92,6 +93,9 @@ tables: $(STAMP) ## Write the tables of docs/reference that come from the code
 
 docs: $(STAMP) ## Build the site into build/docs
 	@$(BIN)/python -m sphinx -b html -n -W -q docs build/docs
+
+links: $(STAMP) ## Ask for every external link of the documents
+	@$(BIN)/python -m sphinx -b linkcheck -q docs build/links
 
 format: $(STAMP) ## Put every file into shape
 	@$(BIN)/ruff check --fix .

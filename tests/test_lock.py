@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
-from tests.lock import complaints, read
+from tests.lock import LOCK, ROOT, complaints, read
 
 
 def _project(*dev: str, asked: tuple[str, ...] = ("celery>=5",)) -> dict[str, Any]:
@@ -77,3 +78,13 @@ def test_what_another_platform_asks_for_is_not_wanted() -> None:
     found = _found(_project("pywin32; platform_system == 'Nowhere'"), WHOLE)
 
     assert [] == found
+
+
+def test_hooks_before_a_commit_have_the_locked_versions() -> None:
+    """What a hook installs is what `make check` runs."""
+    locked = read((ROOT / LOCK).read_text())
+    (repo,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    pins = {pin for hook in repo["hooks"] for pin in hook["additional_dependencies"]}
+
+    assert {"ruff", "import-linter"} <= read("\n".join(pins)).keys()
+    assert sorted(pins) == sorted(f"{name}=={locked[name]}" for name in read("\n".join(pins)))
