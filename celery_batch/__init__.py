@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from celery_batch.client.publish.send_many import PartlySent as PartlySent
     from celery_batch.client.results.futures import as_completed as as_completed
     from celery_batch.client.results.listener import close_listener as close_listener
+    from celery_batch.client.results.result import BatchResult as BatchResult
     from celery_batch.client.revoke import revoke_soon as revoke_soon
     from celery_batch.errors import BackfillComplete as BackfillComplete
     from celery_batch.errors import BackfillError as BackfillError
@@ -82,6 +83,7 @@ _HOME = {
     "BatchInfo": "celery_batch.protocol",
     "BatchPlan": "celery_batch.protocol",
     "BatchPolicy": "celery_batch.batching.policy",
+    "BatchResult": "celery_batch.client.results.result",
     "BatchTask": "celery_batch.task",
     "BrokerUnreachable": "celery_batch.client.backpressure",
     "ChunkFailed": "celery_batch.errors",

@@ -53,7 +53,11 @@ class ClientMethods(Task):  # type: ignore[misc]
             args: Positional arguments.
             kwargs: Keyword arguments.
             more: Celery's other positional parameters.
-            options: Celery's options: ``countdown``, ``queue``, ``link`` and so on.
+            options: Celery's options: ``countdown`` and ``expires`` in seconds, ``queue``, ``link``
+                and so on.
+
+        Returns:
+            The call's `BatchResult`.
 
         Raises:
             TypeError: The arguments do not fit the task's function.
@@ -80,7 +84,7 @@ class ClientMethods(Task):  # type: ignore[misc]
 
         Args:
             task_id: The call's id.
-            options: ``parent``: the result before it in a chain.
+            options: Celery's, such as ``parent``, the result before it in a chain.
         """
         own = super().AsyncResult
         if own.__func__ is not Task.AsyncResult:
@@ -105,7 +109,16 @@ class ClientMethods(Task):  # type: ignore[misc]
         return _client("results.result").EagerBatchResult.checked(self, result, options)
 
     async def adelay(self, *args: Any, **kwargs: Any) -> Any:
-        """Send a call from a coroutine; see `aapply_async`."""
+        """
+        Send a call from a coroutine; see `aapply_async`.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+
+        Returns:
+            The call's `BatchResult`, which can be awaited.
+        """
         return await self.aapply_async(args, kwargs)
 
     async def aapply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
@@ -119,10 +132,13 @@ class ClientMethods(Task):  # type: ignore[misc]
             kwargs: Keyword arguments.
             options: As for `apply_async`.
 
+        Returns:
+            The call's `BatchResult`, which can be awaited.
+
         Raises:
             TypeError: The arguments do not fit the task's function.
             OperationalError: The broker could not be reached, or refused the message.
-            QueueFull: As many items wait already as the option ``max_queue`` allows.
+            QueueFull: As many items wait already as ``max_queue`` or ``max_queue_cost`` allows.
             BrokerUnreachable: An `OperationalError`, too: with ``max_queue``, the broker does
                 not answer, so the number of waiting items is unknown.
         """
@@ -134,6 +150,9 @@ class ClientMethods(Task):  # type: ignore[misc]
 
         Args:
             items: The only argument of each call.
+
+        Returns:
+            A `BatchResult` for each item.
 
         Raises:
             PartlySent: Only some could be sent; the error says which.
@@ -149,6 +168,9 @@ class ClientMethods(Task):  # type: ignore[misc]
             rows: Positional and keyword arguments of each call; either may be None.
             options: As for `apply_async`, the same for all; no ``task_id``.
 
+        Returns:
+            A `BatchResult` for each row.
+
         Raises:
             PartlySent: Only some could be sent; the error says which.
             QueueFull: There is not enough room for all; none was sent.
@@ -162,9 +184,12 @@ class ClientMethods(Task):  # type: ignore[misc]
         Args:
             items: The only argument of each call.
 
+        Returns:
+            A `BatchResult` for each item.
+
         Raises:
-            PartlySent: Not all of them could be sent; it says which were.
-            QueueFull: There is no room for all of them; none was sent.
+            PartlySent: Only some could be sent; the error says which.
+            QueueFull: There is not enough room for all; none was sent.
         """
         return await self.aapply_many(((item,), None) for item in items)
 
@@ -178,9 +203,12 @@ class ClientMethods(Task):  # type: ignore[misc]
             rows: Positional and keyword arguments of each call; either may be None.
             options: As for `apply_async`, the same for all; no ``task_id``.
 
+        Returns:
+            A `BatchResult` for each row.
+
         Raises:
-            PartlySent: Not all of them could be sent; it says which were.
-            QueueFull: There is no room for all of them; none was sent.
+            PartlySent: Only some could be sent; the error says which.
+            QueueFull: There is not enough room for all; none was sent.
         """
         return await _client("publish.aio").aapply_many(self, rows, options)  # type: ignore[no-any-return]
 

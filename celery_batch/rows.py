@@ -79,11 +79,12 @@ class ChunkCalls:
             named: Lists for parameters by name.
 
         Returns:
-            A result, whose value is the list of outputs, one per row, in order.
+            A `BatchResult`, whose value is the list of outputs, one per row, in order.
 
         Raises:
             InvalidChunk: There are no rows, or the lists differ in length.
             TypeError: The lists do not fit the function's parameters.
+            QueueFull: There is not enough room for all rows; none was sent.
         """
         return self.apply_rows(*columns, kwargs=named)
 
@@ -103,9 +104,13 @@ class ChunkCalls:
             headers: Of the message.
             options: Of Celery's `apply_async`.
 
+        Returns:
+            A `BatchResult`, whose value is the list of outputs, one per row, in order.
+
         Raises:
             InvalidChunk: There are no rows, or the lists differ in length.
             TypeError: The lists do not fit the function's parameters.
+            QueueFull: There is not enough room for all rows; none was sent.
         """
         args, named, rows = self._as_message(columns, kwargs)
         headers = {**(headers or {}), ROWS: rows}

@@ -268,7 +268,10 @@ class BatchTask(ChunkCalls, ClientMethods):
             args: As Celery's; not inside a batch function.
             throw: Raise, so that the function ends here; else return what to raise.
             options: ``exc``, ``countdown``, ``eta``, ``max_retries`` and options of
-                `apply_async`.
+                `apply_async`; ``countdown`` is in seconds.
+
+        Returns:
+            What to raise, unless `throw`.
 
         Raises:
             Retry: Always, if `throw`.
@@ -294,6 +297,12 @@ class BatchTask(ChunkCalls, ClientMethods):
     def replace(self, sig: Any) -> Any:
         """
         Replace the task as any other; not inside a batch function.
+
+        Args:
+            sig: The signature of the task that takes its place.
+
+        Returns:
+            In eager mode the result of the other task; in a worker Celery ends this one here.
 
         Raises:
             ConfigurationError: Called inside a batch function, which runs for many requests.

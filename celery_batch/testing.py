@@ -39,10 +39,13 @@ class ManualClock:
 
     def advance(self, seconds: float) -> float:
         """
-        Move the clock; return the new time.
+        Move the clock.
 
         Args:
             seconds: By how much, from 0 up.
+
+        Returns:
+            The new time, in seconds.
 
         Raises:
             ValueError: They are negative, or not a number.

@@ -1,10 +1,10 @@
 """
 The user's side of `celery batch serve`: a handle, from a request's envelope to its answer.
 
-Rule 1: In a subclass of `Handle`, `forward` takes a list; any other class is one of
-    easy-serve's, and is called with one envelope at a time.
-Rule 2: An envelope is ``{"task_id": str, "task_info": dict}``; ``task_info`` is the JSON
-    object that the client posted.  What `postprocess` returns is the JSON it gets.
+In a subclass of `Handle`, `forward` takes a list; any other class is one of easy-serve's, and is
+called with one envelope at a time.  An envelope is ``{"task_id": str, "task_info": dict}``;
+``task_info`` is the JSON object that the client posted.  What `postprocess` returns is the JSON
+that it gets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Handle:
 
     @property
     def device(self) -> str:
-        """Where to put the model, as torch calls it: ``"cuda:0"`` or ``"cpu"``."""
+        """The device for the model, as torch calls it, ``"cuda:0"`` or ``"cpu"``."""
         return "cpu" if self.gpu == NO_GPU else f"cuda:{self.gpu}"
 
     def examples(self) -> Sequence[dict[str, Any]]:
@@ -50,6 +50,9 @@ class Handle:
 
         Args:
             data: The envelope; it may be changed and returned, or replaced.
+
+        Returns:
+            What `forward` gets for this request.
 
         Raises:
             ValueError: The request is wrong; it fails alone, with status 422.
@@ -98,15 +101,39 @@ class BaseHandle(ABC):
 
     @abstractmethod
     def preprocess(self, data: Any) -> Any:
-        """Get one envelope ready."""
+        """
+        Get one envelope ready.
+
+        Args:
+            data: The envelope.
+
+        Returns:
+            The envelope.
+        """
 
     @abstractmethod
     def forward(self, data: Any) -> Any:
-        """Run the model on one envelope."""
+        """
+        Run the model on one envelope.
+
+        Args:
+            data: The envelope, as `preprocess` returned it.
+
+        Returns:
+            The envelope, with the output.
+        """
 
     @abstractmethod
     def postprocess(self, data: Any) -> Any:
-        """Make an answer of one envelope."""
+        """
+        Make an answer of one envelope.
+
+        Args:
+            data: The envelope, as `forward` returned it.
+
+        Returns:
+            What the client gets as JSON.
+        """
 
     @abstractmethod
     def __call__(self, data: Any) -> Any:

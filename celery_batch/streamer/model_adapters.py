@@ -80,6 +80,9 @@ class ManagedModel:
 
         Args:
             batch: The inputs, oldest first.
+
+        Returns:
+            One output per input, in order.
         """
         msg = f"{type(self).__name__} must define predict(batch)"
         raise NotImplementedError(msg)

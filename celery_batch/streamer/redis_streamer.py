@@ -421,6 +421,9 @@ class RedisStreamer:
         Args:
             batch: The items: JSON values, and bytes.
 
+        Returns:
+            A future, whose result is a list with an output for each item.
+
         Raises:
             QueueFull: ``max_queue`` items would wait, or more.
             OperationalError: Redis could not be reached, or refused a message.
@@ -445,6 +448,9 @@ class RedisStreamer:
         Args:
             batch: The items: JSON values, and bytes.
 
+        Returns:
+            An output for each item, in order.
+
         Raises:
             QueueFull: ``max_queue`` items would wait, or more.
             TimeoutError: They were not all there after ``worker_timeout`` seconds.
@@ -465,6 +471,9 @@ class RedisStreamer:
 
         Args:
             batch: The items: JSON values, and bytes.
+
+        Returns:
+            An output for each item, in order.
 
         Raises:
             QueueFull: ``max_queue`` items would wait, or more.

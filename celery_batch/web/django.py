@@ -31,7 +31,12 @@ class BatchErrorMiddleware(MiddlewareMixin):
     """
 
     def process_exception(self, _request: HttpRequest, exception: Exception) -> HttpResponse | None:
-        """Return a response for an exception of a view, or None to leave it to Django."""
+        """
+        Return a response for an exception of a view, or None to leave it to Django.
+
+        Args:
+            exception: What the view has raised.
+        """
         if not isinstance(exception, ERRORS):
             return None
         error = http_error(exception)
@@ -74,7 +79,13 @@ def readiness_view(celery: Celery, tasks: Collection[Any]) -> Callable[..., Http
 def areadiness_view(
     celery: Celery, tasks: Collection[Any]
 ) -> Callable[..., Awaitable[HttpResponse]]:
-    """Return the asynchronous view that does the same."""
+    """
+    Return an asynchronous view that answers 200 if workers serve the tasks, else 503.
+
+    Args:
+        celery: The Celery app.
+        tasks: The batch tasks that the site calls.
+    """
 
     async def readyz(_request: HttpRequest) -> HttpResponse:
         return _response(await areadiness(celery, tasks))

@@ -54,7 +54,8 @@ _DESCRIPTIONS = {
     504: "There was no answer in time.",
 }
 
-#: For the parameter ``responses`` of a path operation: its errors, for the OpenAPI document.
+#: The errors of a path operation for its parameter ``responses``, which are then in the OpenAPI
+#: document.
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"description": words, "model": ErrorBody | FrameworkErrorBody}
     for status, words in _DESCRIPTIONS.items()

@@ -74,6 +74,9 @@ def array_response(outputs: Any) -> Response:
         outputs: As for `encode_outputs`: .npy for ``application/x-npy`` and
             ``application/octet-stream``, else JSON.
 
+    Returns:
+        The response.
+
     Raises:
         NotAcceptable: The client accepts only .npy, and the outputs are no such arrays.
     """

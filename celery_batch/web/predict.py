@@ -160,6 +160,9 @@ async def apredict(
         return_exceptions: Return an item's exception in the place of its output.
         options: As for `apply_async`, the same for all calls.
 
+    Returns:
+        One output for each item.
+
     Raises:
         Exception: As `predict`.
     """

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -13,6 +14,12 @@ import pytest
 
 import celery_batch
 from celery_batch.cli.main import batch
+from tests.docs.test_docstrings import MODULES
+
+#: Names that a module passes on from that of Starlette, which has them on the page.
+OF_STARLETTE = {
+    "celery_batch.web.fastapi": {"add_exception_handlers", "array_response"},
+}
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 API = REFERENCE / "api.md"
@@ -57,6 +64,20 @@ def test_every_public_name_is_in_the_reference():
     listed = directive.findall(API.read_text())
 
     assert sorted(listed) == sorted({*celery_batch.__all__} - {"__version__"})
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_name_of_a_module_for_users_is_in_the_reference(module):
+    """The page documents the module, with all of its names or with a list that has them."""
+    _, found, rest = API.read_text().partition(f".. automodule:: {module}\n")
+    block = rest.partition("```")[0]
+    options = re.findall(r"^   :members:(.*)$", block, re.MULTILINE)
+    data = re.findall(rf"^\.\. autodata:: {module}\.(\w+)$", block, re.MULTILINE)
+    listed = {name.strip() for name in ",".join([*options, *data]).split(",") if name.strip()}
+    names = {*import_module(module).__all__} - OF_STARLETTE.get(module, set())
+
+    assert found
+    assert not listed or names == listed
 
 
 @pytest.mark.parametrize(("name", "command"), [*commands()], ids=[name for name, _ in commands()])

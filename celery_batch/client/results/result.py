@@ -290,6 +290,9 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
             more: Celery's other parameters, in their order.
             options: The same by name.
 
+        Returns:
+            The task's result; None if results are ignored.
+
         Raises:
             TimeoutError: Celery's; the task has not ended by then.
             Exception: Whatever the task, or one before it in a chain, has failed with.
@@ -352,6 +355,9 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         Args:
             timeout: Most seconds to wait for each; then Celery's `TimeoutError` is raised,
                 and the next may be waited for.  None for as long as it takes.
+
+        Returns:
+            The states, for ``for`` and ``async for``.
         """
         return StateIterator(self, timeout)
 
@@ -363,6 +369,9 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
             callback: Called in the thread that receives all results, so it should be short.
             on_error: Called if the callback fails.
             weak: Forget the callback with the last reference to this result.
+
+        Returns:
+            A promise of the callback.
         """
         if not self.is_received or start_listener(self.app) is None:
             self._go_native(weak=weak)
