@@ -19,6 +19,8 @@ extensions = [
 root_doc = "index"
 html_theme = "furo"
 html_title = "celery_batch"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_theme_options = {
     "source_repository": _REPOSITORY.partition("/blob/")[0],
     "source_branch": "main",

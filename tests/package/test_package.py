@@ -81,7 +81,7 @@ def test_sdist_holds_the_package_and_its_documents(built: Path) -> None:
     """The sdist has modules, scripts, documents and license; no tests, pictures or applications."""
     with tarfile.open(built / f"celery_batch-{__version__}.tar.gz") as archive:
         files = {each.name.partition("/")[2] for each in archive.getmembers() if each.isfile()}
-    docs = (ROOT / "docs").rglob("*.md"), (ROOT / "docs").glob("*.py")
+    docs = [(ROOT / "docs").rglob(f"*.{kind}") for kind in ("md", "py", "css")]
     documents = {path.relative_to(ROOT).as_posix() for path in chain(*docs)}
     files.discard(".gitignore")  # hatchling brings it along
     alone = {name for name in files if "/" not in name}
