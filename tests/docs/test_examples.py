@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -31,6 +32,7 @@ WEB = ROOT / "docs" / "how-to" / "web"
 ANY_APP, FASTAPI, FLASK, DJANGO = (
     WEB / f"{name}.md" for name in ("your-app", "fastapi", "flask", "django")
 )
+EASY_SERVE = ROOT / "docs" / "how-to" / "migrate" / "easy-serve.md"
 TUTORIAL = ROOT / "docs" / "tutorial" / "embeddings.md"
 EXAMPLE_APPS = ROOT / "docs" / "tutorial" / "example-apps.md"
 TESTING = ROOT / "docs" / "how-to" / "tasks" / "testing.md"
@@ -59,6 +61,18 @@ numpy.save(file, [1, 2])
 npy = {"Accept": "application/x-npy"}
 found = app.test_client().post("/double", data=file.getvalue(), headers=npy).data
 print(numpy.load(io.BytesIO(found)).tolist())
+"""
+
+#: Appended to a page's handle: prints what a worker's model answers to an envelope.
+_RUN_HANDLE = """
+import json
+import os
+import sys
+from celery_batch.serve.handle_model import HandleModel
+sys.modules["handle"] = sys.modules["__main__"]
+model = type("Served", (HandleModel,), {"handle_name": os.environ["HANDLE"]})()
+model.load("cpu")
+print(json.dumps(model.predict([json.loads(os.environ["ENVELOPE"])])))
 """
 
 #: For each page on a web framework: the tests of its view, and the paths that its servers answer.
@@ -250,6 +264,24 @@ def test_documented_array_view_answers(broker: str, tmp_path: Path, in_python):
         answer = in_python(files["array_view.py"] + _POST_ARRAY, **env)
 
     assert answer == "[2, 4]"
+
+
+@pytest.mark.parametrize(
+    ("document", "handle", "text", "response"),
+    [
+        (WEB / "serve.md", "Sentiment", "a good day", {"score": 1}),
+        (EASY_SERVE, "Lengths", "four", {"length": 4}),
+    ],
+    ids=["serve", "easy-serve"],
+)
+def test_documented_handles_answer(document: Path, handle: str, text: str, response, in_python):
+    """The handle of a page, as a worker runs it, returns what the page says."""
+    found = (each.code for each in examples() if each.document == document)
+    code = next(code for code in found if code.startswith("# handle.py"))
+    envelope = {"task_id": "1", "task_info": {"text": text}}
+    printed = in_python(f"{code}{_RUN_HANDLE}", HANDLE=handle, ENVELOPE=json.dumps(envelope))
+
+    assert [response] == json.loads(printed)
 
 
 def test_web_variables_are_documented_with_their_defaults():
