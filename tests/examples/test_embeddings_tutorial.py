@@ -36,6 +36,7 @@ _SERVERS = {
 
 #: What differs from run to run, and what is put in its place.
 _VARIES = {
+    r"(?m)^ *\d+( to \d+)? [ ▏▎▍▌▋▊▉█]*\d+ +\d+%$": "",
     r"celery-batch-redis-\w+": "celery-batch-redis-*",
     r"celery@[\w.-]+": "celery@*",
     r"(full|idle|timeout|·)": "*",
