@@ -15,6 +15,9 @@ from bench import document
 from bench.all_cases import CASES
 from bench.tables import Effort, goals_table
 
+#: Columns in a file or a pipe, so that no cell is cut.
+_WIDTH = 160
+
 
 def main() -> int:
     """Measure the chosen cases and show them."""
@@ -22,7 +25,7 @@ def main() -> int:
     chosen = options.cases or [name for name, case in CASES.items() if case.by_default]
     rounds, share = (1, 0.1) if options.quick else (options.rounds, options.share)
     effort = Effort(rounds, share, peers=not options.no_peers)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     measured = {"about": document.about(effort), "cases": {}}
     for name in chosen:
         started = time.monotonic()
