@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import islice
 from textwrap import fill
-from typing import Any
+from typing import Any, TypeAlias
 
+from celery_batch.backfill.inputs import Arguments, Input, some_fit
 from celery_batch.batches import Batches, takes_no_rows
 from celery_batch.config import did_you_mean
 from celery_batch.errors import ConfigurationError
 from celery_batch.task import BatchTask
 from celery_batch.worker.scheduling.routing import batch_tasks
 
-__all__ = ["at_most_every", "batch_task", "duration", "wrapped"]
+__all__ = ["Row", "at_most_every", "batch_task", "duration", "rows_of_file", "wrapped"]
+
+#: The values of a call's parameters.
+Row: TypeAlias = tuple[Any, ...]
+
+#: Rows of a file that are kept to measure with.
+_MOST_ROWS = 10_000
 
 
 def batch_task(app: Any, name: str) -> BatchTask:
@@ -43,6 +51,29 @@ def batch_task(app: Any, name: str) -> BatchTask:
     raise ConfigurationError(
         f"{name}: is no batch task of this app; there are: {names}{did_you_mean(name, known)}"
     )
+
+
+def rows_of_file(task: BatchTask, source: str, field: str | None = None) -> list[Row]:
+    """
+    Return the rows of a file that fit a task, the first of them if they are many.
+
+    Args:
+        task: The task.
+        source: A file, a folder, or - for standard input, as for a backfill.
+        field: The field that is the task's only argument.
+
+    Raises:
+        BackfillError: No row fits the task; if some do, the others are left out.
+        ConfigurationError: There is none.
+    """
+    found = Input(source)
+    field = field or ("file" if found.kind == "files" else None)
+    records = islice(found.records(), _MOST_ROWS)
+    made = Arguments(task._batch_signature, field=field).rows(records, lambda: found.line)
+    rows = [row.values for row in some_fit(made) if not row.flaw]
+    if not rows:
+        raise ConfigurationError(f"{source}: has no rows to measure with")
+    return rows
 
 
 def wrapped(text: str, width: int, indent: str = "") -> str:

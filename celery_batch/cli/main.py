@@ -23,6 +23,7 @@ __all__ = ["batch"]
 
 _COMMANDS = {
     "backfill": "celery_batch.cli.backfill:backfill",
+    "bench": "celery_batch.cli.bench:bench",
     "check": "celery_batch.cli.check:check",
     "jobs": "celery_batch.cli.jobs:jobs",
     "redis": "celery_batch.cli.redis:redis",

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_batch.backfill.inputs import Arguments, Input, some_fit
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.cli.common import at_most_every, batch_task, wrapped
+from celery_batch.cli.common import Row, at_most_every, batch_task, rows_of_file, wrapped
 from celery_batch.cli.errors import errors_in_one_line
+from celery_batch.cli.plot import FOCUS, LIMIT, PLAIN, check_plot, finish_axes, plotted
 from celery_batch.cli.trace import load_of, record
 from celery_batch.config import LARGEST_BATCH, policy_of, steps_of
 from celery_batch.errors import ConfigurationError, ModelError, OutOfMemory
@@ -50,14 +50,6 @@ from celery_batch.worker.executor.loader import load_models
 __all__ = ["probe", "rows_for", "show", "tune"]
 
 
-#: Rows of an input that are kept to measure with.
-_MOST_ROWS = 10_000
-
-
-#: The values of a call's parameters.
-Row = tuple[Any, ...]
-
-
 def rows_for(task: BatchTask, source: str | None, field: str | None = None) -> list[Row]:
     """
     Return the rows to measure a task with: those of a file, else its model's own examples.
@@ -83,14 +75,7 @@ def rows_for(task: BatchTask, source: str | None, field: str | None = None) -> l
                 f" give --input rows.jsonl, a line for each call such as callers make"
             )
         return rows
-    found = Input(source)
-    field = field or ("file" if found.kind == "files" else None)
-    records = islice(found.records(), _MOST_ROWS)
-    made = Arguments(task._batch_signature, field=field).rows(records, lambda: found.line)
-    rows = [row.values for row in some_fit(made) if not row.flaw]
-    if not rows:
-        raise ConfigurationError(f"{source}: has no rows to measure with")
-    return rows
+    return rows_of_file(task, source, field)
 
 
 def _of_one_key(task: BatchTask, rows: Sequence[Row]) -> Sequence[Row]:
@@ -313,57 +298,27 @@ def _bar(share: float, longest: int) -> str:
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
-#: Red and greys differ in lightness too, and lines in their marks: for colour-blind readers.
-_PROPOSED, _MEASURED, _LIMIT = "#b03a2e", "#566573", "#7f8c8d"
-
-
-_KINDS = (".png", ".svg", ".pdf")
-
-
-def _check_plot(path: Path) -> None:
-    """Raise ConfigurationError if no plot can be written there: before minutes of measuring."""
-    if path.suffix.lower() not in _KINDS:
-        raise ConfigurationError(f"--plot: {path}: must end in one of {', '.join(_KINDS)}")
-    if not path.parent.is_dir():
-        raise ConfigurationError(f"--plot: {path}: there is no folder {path.parent}")
-    try:
-        import_module("matplotlib")
-    except ImportError:
-        raise ConfigurationError(
-            "--plot needs matplotlib: pip install matplotlib, or leave it out"
-        ) from None
-
-
 def _plot(path: Path, title: str, curve: Curve, proposal: Proposal) -> None:
-    import matplotlib as mpl  # noqa: PLC0415 (an extra)
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415 (an extra)
-
     lines = _lines(curve, proposal)
-    both, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
-    _plot_throughput(left, lines, proposal)
-    _plot_latency(right, lines, proposal)
-    for axes in (left, right):
-        _style(axes, lines, proposal)
-        axes.set_xlabel("items in a batch" if curve.line is None else "max_batch_cost", fontsize=9)
-    both.suptitle(title, fontsize=11)
-    both.tight_layout()
-    metadata = {".svg": {"Date": None}, ".png": {"Software": None}}  # the same file each time
-    both.savefig(path, dpi=120, metadata=metadata.get(path.suffix.lower()))
-    plt.close(both)
+    with plotted(path, title) as (left, right):
+        _plot_throughput(left, lines, proposal)
+        _plot_latency(right, lines, proposal)
+        for axes in (left, right):
+            _style(axes, lines, proposal)
+            label = "items in a batch" if curve.line is None else "max_batch_cost"
+            axes.set_xlabel(label, fontsize=9)
 
 
 def _plot_throughput(axes: Any, lines: Sequence[_Line], proposal: Proposal) -> None:
     sizes, rates = [line.size for line in lines], [line.rate for line in lines]
     within = [line.max_rate for line in lines]
     latency = figure(proposal.latency)
-    axes.plot(sizes, rates, "o-", color=_MEASURED, label="items a second, batch after batch")
-    axes.plot(sizes, within, "s--", color=_PROPOSED, label=f"requests a second within {latency}")
+    axes.plot(sizes, rates, "o-", color=PLAIN, label="items a second, batch after batch")
+    axes.plot(sizes, within, "s--", color=FOCUS, label=f"requests a second within {latency}")
     size = proposal.chosen.policy.max_batch_work
     axes.annotate(
         f"proposed: {size:g}", (size, 0.02), xycoords=("data", "axes fraction"),
-        rotation=90, ha="center", va="bottom", fontsize=8, color=_PROPOSED,
+        rotation=90, ha="center", va="bottom", fontsize=8, color=FOCUS,
     )  # fmt: skip
     axes.set_title("What one process answers in a second", fontsize=10)
     axes.set_ylim(bottom=0, top=1.35 * max(rates))
@@ -373,11 +328,11 @@ def _plot_throughput(axes: Any, lines: Sequence[_Line], proposal: Proposal) -> N
 def _plot_latency(axes: Any, lines: Sequence[_Line], proposal: Proposal) -> None:
     sizes, target = [line.size for line in lines], proposal.latency
     usual, slow = [line.p50 for line in lines], [line.p95 for line in lines]
-    axes.plot(sizes, usual, "o-", color=_MEASURED, label="one batch (shaded: up to p95)")
-    axes.fill_between(sizes, usual, slow, color=_MEASURED, alpha=0.2, linewidth=0)
+    axes.plot(sizes, usual, "o-", color=PLAIN, label="one batch (shaded: up to p95)")
+    axes.fill_between(sizes, usual, slow, color=PLAIN, alpha=0.2, linewidth=0)
     crowded = [2 * seconds for seconds in usual]
-    axes.plot(sizes, crowded, "s--", color=_PROPOSED, label="just missed one, and then its own")
-    axes.axhline(target, color=_LIMIT, linestyle=":", label=f"target, {figure(target)}")
+    axes.plot(sizes, crowded, "s--", color=FOCUS, label="just missed one, and then its own")
+    axes.axhline(target, color=LIMIT, linestyle=":", label=f"target, {figure(target)}")
     axes.set_title("How long it takes", fontsize=10)
     axes.set_yscale("log")
     # With room for the legend.
@@ -388,13 +343,10 @@ def _plot_latency(axes: Any, lines: Sequence[_Line], proposal: Proposal) -> None
 def _style(axes: Any, lines: Sequence[_Line], proposal: Proposal) -> None:
     sizes = [line.size for line in lines]
     size = proposal.chosen.policy.max_batch_work
-    axes.axvline(size, color=_PROPOSED, alpha=0.25, linewidth=8, zorder=0)
+    axes.axvline(size, color=FOCUS, alpha=0.25, linewidth=8, zorder=0)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [f"{each:g}" for each in sizes])
-    axes.minorticks_off()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=8)
-    axes.legend(fontsize=8, edgecolor="none", framealpha=1.0, loc="upper left")
+    finish_axes(axes)
 
 
 #: Seconds between two lines of progress in a log or a pipe.
@@ -482,7 +434,7 @@ def tune(
         _record(ctx.obj.app, task, recorded, options["seconds"] or _SECONDS_RECORDED)
         return
     if plot is not None:
-        _check_plot(plot)
+        check_plot(plot)
     app, trace = ctx.obj.app, load_of(options["trace"], task) if options["trace"] else None
     if trace and batch_task(app, task).max_batch_cost is not None and not any(trace.costs):
         raise ConfigurationError(

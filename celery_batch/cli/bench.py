@@ -1,0 +1,270 @@
+"""``celery batch bench``: offers load to running workers, and measures their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from celery.bin.base import CeleryCommand
+
+from celery_batch.backfill.inputs import Arguments
+from celery_batch.backfill.sender import unserved
+from celery_batch.cli.common import Row, batch_task, rows_of_file, wrapped
+from celery_batch.cli.errors import errors_in_one_line
+from celery_batch.cli.load_generator import LoadGenerator
+from celery_batch.cli.plot import FOCUS, LIMIT, PLAIN, check_plot, finish_axes, plotted
+from celery_batch.compat.gc import collect_less_often, freeze_existing
+from celery_batch.errors import ConfigurationError
+from celery_batch.formatting import figure, number
+from celery_batch.task import BatchTask
+from celery_batch.tuning.load_test import (
+    TIMEOUT,
+    LoadResult,
+    arrivals,
+    load_result,
+    parse_rates,
+)
+
+__all__ = ["bench"]
+
+#: A shell's exit code after Ctrl-C.
+_INTERRUPTED = 130
+
+#: Less than this share of the offered requests that were sent is worth a line.
+_SENT_SHARE = 0.95
+
+_HEAD = ("rate", "answers/s", "errors", "p50", "p90", "p99", "max", "batch")
+
+#: Characters of each column.
+_WIDTHS = (8, 10, 8, 9, 9, 9, 9, 7)
+
+#: Characters of a line about an error.
+_WIDTH = 100
+
+
+def _rates(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[float, ...]:
+    try:
+        return parse_rates(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r}: write 50, or 50,100,200, or 100:500:100") from None
+
+
+@click.command(name="bench", cls=CeleryCommand)
+@click.argument("task")
+@click.option(
+    "--rate",
+    "rates",
+    callback=_rates,
+    metavar="RATES",
+    required=True,
+    help="Send so many requests a second; several rates, as in 50,100,200, or a ramp, as in"
+    " 100:500:100, one after the other.",
+)
+@click.option(
+    "--input",
+    "sources",
+    multiple=True,
+    required=True,
+    help="The argument of the requests: a file as for a backfill, or JSON, as in '\"a text\"'."
+    "  Each request draws one of all rows; may be given several times.",
+)
+@click.option("--field", help="The field of a row that is the task's only argument.")
+@click.option(
+    "--duration",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Send requests for so many seconds at each rate.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Give a request up after so many seconds; workers do not run it from then on.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one object as JSON at the end.")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw the result to a .png, .svg or .pdf file; needs matplotlib.",
+)
+@click.pass_context
+@errors_in_one_line
+def bench(
+    ctx: click.Context,
+    /,
+    task: str,
+    rates: tuple[float, ...],
+    plot: Path | None,
+    *,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """
+    Measure the latency of TASK under load.
+
+    It sends requests to the running workers, each at its time, whether or not those before it
+    were answered; the times are random, as those of many users.  A latency is from when a
+    request was to be sent until its answer is here.  The load is real: what else the workers
+    do becomes slower.  Exit code: 0 when all rates were measured, whatever the answers; 1 if
+    the first request, which is not counted, has no answer; 130 after Ctrl-C.
+    """
+    if plot is not None:
+        check_plot(plot)
+    found = batch_task(ctx.obj.app, task)
+    if found.ignore_result:
+        raise ConfigurationError(f"{task}: has ignore_result, so no answer can be waited for")
+    rows = _rows(found, options["sources"], options["field"])
+    results: list[LoadResult] = []
+    try:
+        for result in _measured(found, rates, rows, options["duration"], options["timeout"]):
+            if not as_json:
+                _show(result, options["timeout"], is_first=not results)
+            results.append(result)
+    except KeyboardInterrupt:
+        click.echo("Interrupted.", err=True)
+        ctx.exit(_INTERRUPTED)
+    if as_json:
+        click.echo(json.dumps(_as_data(task, options, results), indent=2))
+    if plot is not None:
+        _plot(plot, task, results)
+
+
+def _rows(task: BatchTask, sources: Sequence[str], field: str | None) -> list[Row]:
+    """Return the rows of all sources, each a file or JSON."""
+    return [
+        row
+        for source in sources
+        for row in (
+            rows_of_file(task, source, field)
+            if source == "-" or Path(source).exists()
+            else _row_of_json(task, source, field)
+        )
+    ]
+
+
+def _row_of_json(task: BatchTask, text: str, field: str | None) -> list[Row]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        raise ConfigurationError(
+            f"--input: {text!r}: is no file here, and no JSON; a text in JSON has quotes, as in"
+            " --input '\"a text\"'"
+        ) from None
+    (row,) = Arguments(task._batch_signature, field=field).rows([value])
+    if row.flaw:
+        raise ConfigurationError(f"--input: {text}: {row.flaw.partition(': ')[2]}")
+    return [row.values]
+
+
+def _measured(
+    task: BatchTask, rates: Sequence[float], rows: Sequence[Row], duration: float, timeout: float
+) -> Iterator[LoadResult]:
+    """Yield the result of each rate when it is there."""
+    generator = LoadGenerator(task, timeout)
+    (first,) = asyncio.run(generator.run([0.0], rows[:1]))
+    if first.error:
+        why = first.error == TIMEOUT and unserved(task, {})
+        raise click.ClickException(
+            why or f"{task.name}: the first request has failed: {first.error}: {first.message}"
+        )
+    freeze_existing()
+    collect_less_often()
+    for seed, rate in enumerate(rates):
+        times = arrivals(rate, duration, seed)
+        drawn = random.Random(seed).choices(rows, k=len(times))  # noqa: S311 (no secret)
+        outcomes = asyncio.run(generator.run(times, drawn))
+        yield load_result(rate, duration, outcomes)
+
+
+def _show(result: LoadResult, timeout: float, *, is_first: bool) -> None:
+    """Print a line of the table, and lines about errors below."""
+    if is_first:
+        click.echo(_line(_HEAD))
+    click.echo(_line(_cells(result, timeout)))
+    notes = [
+        f"{count:,} {kind}: {' '.join(result.messages[kind].split())}"
+        for kind, count in result.errors.items()
+    ]
+    if result.sent_rate < _SENT_SHARE * result.rate:
+        notes.append(
+            f"only {number(result.sent_rate)} requests a second could be sent; the latencies have"
+            " the delay in them, so send from several processes or machines"
+        )
+    for note in notes:
+        click.echo(wrapped(f"{'':9} {note}", _WIDTH, 12 * " "))
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "".join(cell.rjust(width) for cell, width in zip(cells, _WIDTHS, strict=True))
+
+
+def _cells(result: LoadResult, timeout: float) -> Sequence[str]:
+    latencies = (result.p50, result.p90, result.p99, result.max)
+    return (
+        number(result.rate),
+        number(result.achieved_rate),
+        f"{sum(result.errors.values()):,}",
+        *(_latency(seconds, timeout) for seconds in latencies),
+        "-" if result.batch_size is None else number(result.batch_size),
+    )
+
+
+def _latency(seconds: float | None, timeout: float) -> str:
+    if seconds is None:
+        return "-"
+    return f"> {figure(timeout)}" if seconds >= timeout else figure(seconds)
+
+
+def _as_data(task: str, options: dict[str, Any], results: Sequence[LoadResult]) -> dict[str, Any]:
+    """Return what `_show` prints, and more, as plain data."""
+    return {
+        "task": task,
+        "duration": options["duration"],
+        "timeout": options["timeout"],
+        "rates": [asdict(result) for result in results],
+    }
+
+
+def _plot(path: Path, task: str, results: Sequence[LoadResult]) -> None:
+    results = sorted(results, key=lambda result: result.rate)
+    with plotted(path, f"{task} under load") as (left, right):
+        _plot_rates(left, results)
+        _plot_latencies(right, results)
+        for axes in (left, right):
+            axes.set_xlabel("requests a second", fontsize=9)
+            axes.set_xlim(left=0)
+            finish_axes(axes)
+
+
+def _plot_rates(axes: Any, results: Sequence[LoadResult]) -> None:
+    offered = [result.rate for result in results]
+    achieved = [result.achieved_rate for result in results]
+    axes.plot(offered, offered, ":", color=LIMIT, label="offered")
+    axes.plot(offered, achieved, "o-", color=FOCUS, label="answered")
+    axes.set_title("Answers a second", fontsize=10)
+    axes.set_ylim(bottom=0, top=1.35 * max(*offered, *achieved))
+
+
+def _plot_latencies(axes: Any, results: Sequence[LoadResult]) -> None:
+    known = [result for result in results if result.p50 is not None]
+    offered = [result.rate for result in known]
+    drawn: list[float] = []
+    for name, style, color in (("p50", "o-", PLAIN), ("p90", "s--", PLAIN), ("p99", "^-", FOCUS)):
+        seconds = [getattr(result, name) for result in known]
+        axes.plot(offered, seconds, style, color=color, label=name)
+        drawn += seconds
+    axes.set_title("Latency", fontsize=10)
+    axes.set_yscale("log")
+    if drawn:  # whole decades, so that at least two are labelled
+        least, most = math.log10(min(drawn)), math.log10(max(drawn))
+        axes.set_ylim(10 ** math.floor(least), 10 ** math.ceil(most))
+    axes.yaxis.set_major_formatter(lambda seconds, _: figure(seconds))

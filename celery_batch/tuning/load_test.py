@@ -1,0 +1,215 @@
+"""
+A load test: when requests are sent, and what their answers say.
+
+Rule 1: requests have their times before the test begins, and never wait for one another's answers.
+Rule 2: a request's latency counts from its time, also where it was sent late: a service that
+        stalls delays those that come meanwhile, and hiding that is called coordinated omission.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+__all__ = [
+    "TIMEOUT",
+    "LoadResult",
+    "Outcome",
+    "arrivals",
+    "load_result",
+    "mean_batch_size",
+    "parse_rates",
+    "quantile",
+]
+
+#: The kind of error of a request without an answer in time.
+TIMEOUT = "TimeoutError"
+
+#: Most rates of one test; a ramp with more is a mistake.
+_MOST_RATES = 1000
+
+#: What is left of the last step of a ramp after rounding, in steps.
+_ROUNDING = 1e-9
+
+#: The number of parts of a ramp.
+_FIRST_LAST_STEP = 3
+
+
+def parse_rates(text: str) -> tuple[float, ...]:
+    """
+    Return the rates that a text names: numbers with commas between, or ramps.
+
+    Args:
+        text: As ``"50"``, ``"50,100,200"`` or ``"100:500:100"``: from 100 to 500 in steps of 100.
+
+    Raises:
+        ValueError: It names none, or a rate that is not above 0.
+    """
+    rates = tuple(rate for part in text.split(",") for rate in _ramp(part))
+    if not rates or len(rates) > _MOST_RATES or not all(0 < rate < math.inf for rate in rates):
+        raise ValueError(f"no rates: {text!r}")
+    return rates
+
+
+def _ramp(part: str) -> list[float]:
+    numbers = [float(number) for number in part.split(":")]
+    if len(numbers) == 1:
+        return numbers
+    if len(numbers) != _FIRST_LAST_STEP:
+        raise ValueError(f"no ramp: {part!r}")
+    first, last, step = numbers
+    count = (last - first) / step + 1 + _ROUNDING if step > 0 else 0
+    if not 1 <= count <= _MOST_RATES:
+        raise ValueError(f"no ramp: {part!r}")
+    return [first + number * step for number in range(int(count))]
+
+
+def arrivals(rate: float, duration: float, seed: int) -> list[float]:
+    """
+    Return the times of independent requests, as those of many users, in order.
+
+    Args:
+        rate: Requests a second.
+        duration: Seconds in which they come.
+        seed: The same times come with the same number.
+
+    Returns:
+        Seconds from the beginning; as many as the rate says, at least one.
+    """
+    chance = random.Random(seed)  # noqa: S311 (no secret)
+    count = max(1, round(rate * duration))
+    # A Poisson process of which the number of requests is known: so the rate is exactly offered.
+    return sorted(chance.uniform(0.0, duration) for _ in range(count))
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """
+    Return the least number that a share of all numbers do not exceed.
+
+    Args:
+        ordered: The numbers, ascending, at least one.
+        share: From 0 to 1.
+    """
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+class Outcome(NamedTuple):
+    """
+    What became of one request.
+
+    Args:
+        due: When it was to be sent, in seconds from the beginning.
+        sent: When the broker had it, or it was refused; the end where neither was in time.
+        ended: When its answer or its error came; at the timeout without either.
+        error: The kind of its error, empty for an answer.
+        message: What the error says.
+        batch_size: Rows in the model call that computed the answer; None or 0 where there is none.
+    """
+
+    due: float
+    sent: float
+    ended: float
+    error: str = ""
+    message: str = ""
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadResult:
+    """
+    What one rate has shown; latencies are in seconds from when a request was to be sent.
+
+    Latencies are those of answers and timeouts; a request that timed out counts with the timeout,
+    so a value that reaches it means at least that.
+
+    Args:
+        rate: Requests a second that were offered.
+        duration: Seconds in which they were offered.
+        requests: How many were sent.
+        sent_rate: How many of them the broker got in a second.
+        answered: How many were answered without an error.
+        achieved_rate: Answers a second, until the last one.
+        errors: The others by the kind of their error.
+        messages: What the first error of each kind says.
+        p50: The median latency; None if nothing was answered and nothing has timed out.
+        p90: The 90th percentile.
+        p99: The 99th percentile.
+        max: The longest latency.
+        batch_size: Mean rows of the batches that the answers were computed in; None if no worker
+            said so.
+    """
+
+    rate: float
+    duration: float
+    requests: int
+    sent_rate: float
+    answered: int
+    achieved_rate: float
+    errors: dict[str, int] = field(default_factory=dict)
+    messages: dict[str, str] = field(default_factory=dict)
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    max: float | None = None
+    batch_size: float | None = None
+
+
+def load_result(rate: float, duration: float, outcomes: Sequence[Outcome]) -> LoadResult:
+    """
+    Return what the requests of one rate have shown.
+
+    Args:
+        rate: Requests a second that were offered.
+        duration: Seconds in which they were offered.
+        outcomes: Of all requests, at least one.
+    """
+    answers = [outcome for outcome in outcomes if not outcome.error]
+    failed = [outcome for outcome in outcomes if outcome.error]
+    messages: dict[str, str] = {}
+    for outcome in failed:
+        messages.setdefault(outcome.error, outcome.message)
+    last_sent = max(outcome.sent for outcome in outcomes)
+    last_answer = max((outcome.ended for outcome in answers), default=0.0)
+    return LoadResult(
+        rate=rate,
+        duration=duration,
+        requests=len(outcomes),
+        sent_rate=len(outcomes) / max(duration, last_sent),
+        answered=len(answers),
+        achieved_rate=len(answers) / max(duration, last_answer),
+        errors=dict(Counter(outcome.error for outcome in failed).most_common()),
+        messages=messages,
+        batch_size=mean_batch_size([outcome.batch_size for outcome in answers]),
+        **_latencies(outcomes),
+    )
+
+
+def _latencies(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    ordered = sorted(
+        outcome.ended - outcome.due for outcome in outcomes if outcome.error in ("", TIMEOUT)
+    )
+    if not ordered:
+        return {}
+    return {
+        "p50": quantile(ordered, 0.5),
+        "p90": quantile(ordered, 0.9),
+        "p99": quantile(ordered, 0.99),
+        "max": ordered[-1],
+    }
+
+
+def mean_batch_size(sizes: Sequence[int | None]) -> float | None:
+    """
+    Return the mean rows of batches, of which each request says its own.
+
+    A batch of 10 is named by ten requests: so each counts for a part of its batch.
+
+    Args:
+        sizes: The rows of each request's batch; None or 0 where there was none.
+    """
+    known = [size for size in sizes if size]
+    return len(known) / sum(1 / size for size in known) if known else None
