@@ -175,7 +175,7 @@ class Batches(BatchTask):
     # A call may have any arguments: the function's parameter is not one of them.
     typing = False
 
-    # As `task_acks_late` says; a `BatchTask` differs.
+    #: Acknowledged before its batch runs, unless this or `task_acks_late` is True.
     acks_late: Any = None
 
     traces_items = False

@@ -16,7 +16,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_batch.client.results.result import copied
 from celery_batch.compat.older_celery import is_lost_backend
-from celery_batch.errors import BatchError, DeadlineExceeded, OutOfMemory, QueueFull
+from celery_batch.errors import BatchError, DeadlineExceeded, OutOfMemory, PoisonItem, QueueFull
 
 __all__ = ["ERRORS", "BackendUnreachable", "HttpError", "TaskFailed", "http_error", "task_error"]
 
@@ -208,7 +208,7 @@ def _message_of(exception: BatchError) -> str:
         return _WOULD_BE_LATE  # a worker has refused it, and not its caller
     is_for_client = exception.status_code < HTTPStatus.INTERNAL_SERVER_ERROR
     if isinstance(exception, DeadlineExceeded) or (
-        is_for_client and not isinstance(exception, QueueFull)
+        is_for_client and not isinstance(exception, (PoisonItem, QueueFull))
     ):
         return str(exception)
     described = (type(exception).__doc__ or "").strip().splitlines()

@@ -64,6 +64,14 @@ def test_a_call_that_a_worker_refuses_would_be_late():
     assert refused.message != http_error(errors.QueueFull()).message
 
 
+def test_the_client_of_a_poison_item_reads_no_ids():
+    """The task, its id and the process are for the operator."""
+    error = http_error(errors.PoisonItem("shop.score[a-secret-id]: exit code 9 Job: 11"))
+
+    assert 422 == error.status
+    assert http_error(errors.PoisonItem()).message == error.message
+
+
 def test_a_message_is_no_essay():
     """A message that repeats its input is cut."""
     error = http_error(errors.InvalidRow("x" * 10_000))
