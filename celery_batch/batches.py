@@ -199,8 +199,8 @@ class Batches(BatchTask):
         for name in _INTERNAL:
             if getattr(cls, name, None) is not getattr(Batches, name, None):
                 raise ConfigurationError(
-                    f"{label}.{name}: celery_batch.batches has no such step to override; what a"
-                    f" batch is, flush_every and flush_interval say"
+                    f"{label}.{name}: celery_batch.batches has no such step to override;"
+                    f" flush_every and flush_interval say when a batch leaves"
                 )
         for name in _OF_BATCH_TASKS:
             if getattr(cls, name) is not getattr(BatchTask, name):

@@ -56,7 +56,7 @@ class ConfigurationError(BatchError, ValueError):
 
 
 class DeadlineExceeded(BatchError, TimeoutError):
-    """There was no answer in time."""
+    """There was no result in time."""
 
     status_code = 504
 
@@ -68,23 +68,23 @@ class DeadlineExceeded(BatchError, TimeoutError):
 
 
 class MessageRefused(BatchError, ValueError):
-    """The worker could not take the message: it is not what it has to be."""
+    """The worker refused the message: it is malformed."""
 
     status_code = 400
 
 
 class MessageTooLarge(MessageRefused):
-    """The worker did not take the message: it is too large."""
+    """The worker refused the message: it is too large."""
 
     status_code = 413
 
 
 class BackfillError(BatchError):
-    """The backfill cannot begin, or cannot go on."""
+    """The backfill cannot start or continue."""
 
 
 class BackfillComplete(BackfillError):
-    """The output is there already, and this very backfill has made it."""
+    """The output is complete already, from the same backfill."""
 
 
 class BackfillStopped(BackfillError):
@@ -92,7 +92,7 @@ class BackfillStopped(BackfillError):
 
 
 class InvalidChunk(BatchError, ValueError):
-    """The rows of a chunk are not what they have to be."""
+    """The rows of a chunk are invalid."""
 
     status_code = 400
 
@@ -104,7 +104,7 @@ class InvalidCost(BatchError, ValueError):
 
 
 class InvalidKey(BatchError, ValueError):
-    """The item has no key to form batches by: ``batch_by`` raised, or gave what is not hashable."""
+    """The item has no key to form batches by: ``batch_by`` raised, or its value is not hashable."""
 
     status_code = 422
 
@@ -116,19 +116,19 @@ class ItemTooLarge(BatchError, ValueError):
 
 
 class InvalidPayload(BatchError, ValueError):
-    """Values that were stored beside the message are gone, or are not what was stored."""
+    """Values that were stored beside the message are missing or changed."""
 
     status_code = 503
 
 
 class InvalidRow(BatchError, ValueError):
-    """The row of an input is not what the batch function takes."""
+    """The row of an input does not fit the batch function."""
 
     status_code = 400
 
 
 class QueueFull(BatchError):
-    """As many requests wait already as may wait."""
+    """The queue is full: as many requests wait as its limit allows."""
 
     status_code = 429
 
@@ -139,7 +139,7 @@ class QueueFull(BatchError):
         if words and not isinstance(words[-1], str):
             *words, retry_after = words  # type: ignore[assignment]
         super().__init__(*(words if retry_after == 1 else (*(words or ("",)), retry_after)))
-        #: Estimated seconds until there is room; None if there never will be.
+        #: Estimated seconds until a call is accepted; None if it never will be.
         self.retry_after = retry_after
 
     def __str__(self) -> str:
@@ -153,13 +153,13 @@ class StreamerClosed(BatchError):
 
 
 class WorkerLost(BatchError):
-    """The worker process died, and no other could answer in time."""
+    """The worker process died, and no other returned a result in time."""
 
     status_code = 503
 
 
 class ModelError(BatchError):
-    """The model could not answer."""
+    """The model could not compute an output."""
 
 
 class LoadFailed(ModelError):
@@ -175,7 +175,7 @@ class OutOfMemory(ModelError):
 
 
 class PoisonItem(ModelError):
-    """The item took down the process that ran it, more than once."""
+    """The item ended the process that ran it, more than once."""
 
     status_code = 422
 

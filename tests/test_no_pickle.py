@@ -1,4 +1,4 @@
-"""Our own code opens no pickle, whoever wrote it."""
+"""Our own code opens no pickle."""
 
 from __future__ import annotations
 

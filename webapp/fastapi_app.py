@@ -54,7 +54,7 @@ class Outputs(BaseModel):
 
 
 class NewTask(BaseModel):
-    """A call that nobody waits for."""
+    """A call without a waiting caller."""
 
     input: Any
 

@@ -63,7 +63,7 @@ def field(name: str) -> Any:
 
 def form_field(name: str) -> list[str]:
     """Return a field's values in the form that is the body."""
-    # Werkzeug cuts a form that comes in chunks where it is too large, and tells nobody.
+    # Werkzeug silently cuts a form that comes in chunks and is too large.
     if len(request.get_data()) >= tasks.MAX_BODY:
         abort(413)
     return request.form.getlist(name)

@@ -82,8 +82,8 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise BackfillError(
-            f"{path}: cannot be written: {error.strerror or error}; what was answered is kept,"
-            " and the same command goes on once it can"
+            f"{path}: cannot be written: {error.strerror or error}; the outputs are kept,"
+            " and the same command continues when it can be written"
         ) from error
 
 
@@ -243,7 +243,7 @@ class Checkpoint:
             return None
         except (OSError, ValueError) as error:
             raise BackfillError(
-                f"{journal}: cannot be read: {error}; --restart begins anew"
+                f"{journal}: cannot be read: {error}; --restart starts anew"
             ) from None
         return found
 
@@ -363,7 +363,7 @@ class Checkpoint:
         # Where nothing was answered nothing is lost, whatever has changed.
         if self.done and (changed := changes(state["about"], self._about)):
             raise BackfillError(
-                f"{self._journal}: {changed}; use --restart to begin anew, or name another output"
+                f"{self._journal}: {changed}; use --restart to start anew, or name another output"
             )
         return end
 

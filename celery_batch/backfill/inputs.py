@@ -104,7 +104,7 @@ class Input:
             return
         if not path.is_file():
             raise BackfillError(
-                f"{path}: is no file, which can be read more than once; give it with"
+                f"{path}: is no regular file, and can be read only once; give it with"
                 f" celery ... --input - < {path}"
             )
         with path.open("rb") as file:
@@ -227,7 +227,7 @@ def _csv_records(source: Input) -> Iterator[Any]:
 def _broken_csv(source: Input, error: csv.Error) -> Unreadable:
     if "unexpected end of data" in str(error):
         found = f"{source.path}: line {source.line} has a quote that nothing closes"
-        raise BackfillError(f"{found}; mend it, and begin anew with --restart") from None
+        raise BackfillError(f"{found}; correct it, and start anew with --restart") from None
     return Unreadable(f"line {source.line}: {error}")
 
 
@@ -470,6 +470,6 @@ def some_fit(rows: Iterator[Row]) -> Iterator[Row]:
             break
     if first:
         reason = first[0].flaw.partition(": ")[2]
-        others = f"; so it is with the first {len(first)} rows" if len(first) > 1 else ""
-        raise BackfillError(f"no row can be asked: {reason}{others}")
+        others = f"; the same for the first {len(first)} rows" if len(first) > 1 else ""
+        raise BackfillError(f"no row fits the task: {reason}{others}")
     return iter(())

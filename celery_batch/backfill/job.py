@@ -72,7 +72,7 @@ class ErrorLimit:
         if failed > self.count or (done >= _ENOUGH and failed > self.share * done):
             raise BackfillError(
                 f"{failed:,} of {done:,} rows have failed, more than --max-errors allows;"
-                " what was answered is kept, and the same command goes on if it allows more"
+                " the outputs are kept, and the same command continues if it allows more"
             )
 
 
@@ -224,7 +224,7 @@ class Job:
 
     def _there_already(self) -> BackfillError:
         made, about = read_about(self._output), self._about()
-        anew = "use --restart to begin anew, or name another output"
+        anew = "use --restart to start anew, or name another output"
         if not made:
             nothing = "is there already, and nothing says what it was made of"
             return BackfillError(f"{self._output}: {nothing}; {anew}")

@@ -113,8 +113,8 @@ def eviction(facts: Facts) -> Iterator[Finding]:
     elif most and policy.startswith("volatile"):
         yield warning(
             f"The broker's maxmemory-policy is {policy}: when its memory is full, Redis"
-            " keeps messages, and may throw away workers' signs of life, so that what they run"
-            " runs twice.",
+            " keeps messages, and may evict workers' leases, so that running messages run"
+            " twice.",
             _NO_EVICTION,
         )
     elif most and used > _NEARLY_FULL * most:
@@ -124,7 +124,7 @@ def eviction(facts: Facts) -> Iterator[Finding]:
         )
     else:
         room = f"{most >> 20:,} MiB" if most else "no limit of memory"
-        yield ok(f"Redis has {room} and throws nothing away.")
+        yield ok(f"Redis has {room} and evicts nothing.")
 
 
 def persistence(facts: Facts) -> Iterator[Finding]:
@@ -133,16 +133,16 @@ def persistence(facts: Facts) -> Iterator[Finding]:
     if redis is None or redis.info is None:
         return
     if int(redis.info.get("aof_enabled", 0)):
-        yield ok("The broker writes down what waits in it (append-only file).")
+        yield ok("The broker keeps waiting messages on disk (append-only file).")
     elif redis.snapshots:
         yield warning(
-            "The broker takes snapshots only: one that is killed loses what came since the last.",
+            "The broker takes snapshots only: if it is killed, messages since the last are lost.",
             "CONFIG SET appendonly yes, and write it into redis.conf.",
         )
     else:
         kept = "nothing" if redis.snapshots is not None else "no append-only file"
         yield warning(
-            f"The broker keeps {kept} on disk: one that is started again has lost what waited.",
+            f"The broker keeps {kept} on disk: a restart loses waiting messages.",
             "CONFIG SET appendonly yes, and write it into redis.conf.",
         )
 
@@ -191,16 +191,15 @@ def priorities(facts: Facts) -> Iterator[Finding]:
             if _has_priorities(facts.app, queue) or _is_quorum(facts.app, queue):
                 continue
             yield warning(
-                f"Queue {queue} has no priorities: a backfill's messages stand among those of"
-                " people who wait.",
+                f"Queue {queue} has no priorities: a backfill's messages are not behind other"
+                " requests.",
                 "Set task_queue_max_priority=10 and task_default_priority=5; RabbitMQ wants a queue"
                 " that exists already to be deleted first.",
             )
     steps = facts.transport_options.get("priority_steps")
     if facts.broker.kind == "redis" and isinstance(steps, Sized) and len(steps) == 1:
         yield warning(
-            "priority_steps has one step: a backfill's messages stand among those of people who"
-            " wait.",
+            "priority_steps has one step: a backfill's messages are not behind other requests.",
             "Leave it out of broker_transport_options; kombu's are 0, 3, 6 and 9.",
         )
 
@@ -217,7 +216,7 @@ def _like_bulk(facts: Facts) -> Iterator[Finding]:
         if is_like_bulk:
             yield warning(
                 f"Calls of {task.name} have priority {priority} unless they name another, which is"
-                f" no better than a backfill's in queue {queue}{kind}.",
+                f" no higher than a backfill's in queue {queue}{kind}.",
                 "Set task_default_priority=5 (quorum queues have priorities from RabbitMQ 4.0 on).",
             )
 
@@ -240,8 +239,8 @@ def confirms(facts: Facts) -> Iterator[Finding]:
     """Whether callers on RabbitMQ wait until their message is safe."""
     if facts.broker.kind == "amqp" and not facts.transport_options.get("confirm_publish"):
         yield warning(
-            "Callers do not wait for the broker's confirmation: what is sent to a broker that dies"
-            " is lost.",
+            "Callers do not wait for the broker's confirmation: if the broker dies, messages in"
+            " transit are lost.",
             'Set broker_transport_options = {"confirm_publish": True}.',
         )
 

@@ -42,9 +42,9 @@ def payloads(facts: Facts) -> Iterator[Finding]:
         )
     elif found.is_missing:
         yield warning(
-            f"The directory of the payload store, {found.url}, is not there: whoever stores the"
-            " first value makes it, for its own user.",
-            "Mount or make it on all hosts, so that callers and workers may write there.",
+            f"The directory of the payload store, {found.url}, does not exist: the process"
+            " that stores the first value creates it, for its own user.",
+            "Mount or create it on all hosts, so that callers and workers may write there.",
         )
     else:
         yield from _usable(found)

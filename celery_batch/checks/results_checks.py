@@ -33,14 +33,14 @@ def results(facts: Facts) -> Iterator[Finding]:
         )
     elif server.kind == "rpc":
         yield warning(
-            "The result backend is rpc: an answer comes to the thread that has asked and to no"
-            " other, and is gone with its process.",
+            "The result backend is rpc: only the thread that made a call receives its result,"
+            " which is lost with its process.",
             "Use Redis for results; the broker may stay what it is.",
         )
     elif server.kind != "redis":
         yield warning(
-            f"The result backend is {server.kind}: callers are not notified of their answers,"
-            " but ask for them, with pauses of up to half a second.",
+            f"The result backend is {server.kind}: callers are not notified of results,"
+            " but poll for them, with pauses of up to half a second.",
             "Use Redis for results; the broker may stay what it is.",
         )
     else:

@@ -48,7 +48,7 @@ def serving(facts: Facts) -> Iterator[Finding]:
         yield from _served(facts, facts.workers)
     elif facts.tasks and facts.workers is not None:
         yield warning(
-            "No worker answers: what is sent now waits.",
+            "No worker replies: calls wait in the broker.",
             "Start one: celery -A APP worker --concurrency=1",
         )
 
@@ -108,14 +108,14 @@ def unrouted(facts: Facts) -> Iterator[Finding]:
         queues = sorted((worker.queues or frozenset()) - (facts.routed or frozenset()))
         if late:
             yield warning(
-                f"{worker.name} was sent {', '.join(late)} by the name of a queue that no route"
-                " names for it: a model is not loaded there until its first request.",
+                f"{worker.name} received {', '.join(late)} from a queue to which it is not routed:"
+                " the first request has to load the model.",
                 fix,
             )
         elif facts.routed is not None and queues and names & (worker.knows or frozenset()):
             yield warning(
-                f"{worker.name} consumes {', '.join(queues)}, to which no task is routed: a batch"
-                " task that is sent there by the queue's name finds no model loaded.",
+                f"{worker.name} consumes {', '.join(queues)}, to which no task is routed: the"
+                " first request that is sent there has to load the model.",
                 fix,
             )
 

@@ -103,7 +103,7 @@ def backfill(ctx: click.Context, /, task: str, source: str, output: Path, **opti
     The rows are those of --input, and their answers become those of --output.
     A row of a .npy file is one of its first dimension, and so it is of a .npy output, whose rows
     have the dtype and the shape of the first one.
-    After any interruption the same command goes on from there.
+    After any interruption the same command continues.
     Exit code: 0 if every row has an output, now or before; 1 if rows have failed; 130 if it was
     interrupted.
     """
@@ -113,7 +113,7 @@ def backfill(ctx: click.Context, /, task: str, source: str, output: Path, **opti
     except (KeyboardInterrupt, BackfillStopped) as error:
         ended = "Stopped" if isinstance(error, BackfillStopped) else "Interrupted"
         same = "the same command without --restart" if options["restart"] else "the same command"
-        click.echo(f"{ended}; {same} goes on from here.", err=True)
+        click.echo(f"{ended}; {same} continues from here.", err=True)
         ctx.exit(_INTERRUPTED)
     except BackfillComplete as error:
         click.echo(str(error), err=True)

@@ -30,7 +30,7 @@ _COLUMNS = (
 #: Each command, and the reply that is printed.
 _COMMANDS = {
     "pause": "is paused; its {pending:,} pending rows are still collected",
-    "resume": "goes on",
+    "resume": "continues",
     "stop": "stops; {end}",
 }
 
@@ -53,7 +53,7 @@ def jobs(ctx: click.Context, *, as_json: bool, timeout: float) -> None:
     runs now, on any machine with the same broker.  Without a command all of them are listed.
 
     Jobs that have ended are not listed; show says how far one has come, by its output.
-    If it was stopped, interrupted or killed, the same backfill command goes on with it.
+    If it was stopped, interrupted or killed, the same backfill command continues it.
     """
     running = ctx.obj = ctx.with_resource(Jobs(ctx.obj.app, timeout))
     if ctx.invoked_subcommand is not None:
@@ -72,7 +72,7 @@ def _command(name: str, text: str) -> click.Command:
     def control(ctx: click.Context, /, names: Sequence[str]) -> None:
         for job_id in names:
             job = _or_error(lambda job_id=job_id: ctx.obj.control(name, job_id))
-            end = "the same command goes on from there"
+            end = "the same command continues"
             end = end if job["output"] else "its loop ends with BackfillStopped"
             reply = _COMMANDS[name].format(pending=int(job["pending"]), end=end)
             click.echo(f"{job['id']} ({_where(job)}) {reply}.")
@@ -111,7 +111,7 @@ def _status(found: Mapping[str, Any]) -> str:
     words = f"{rows}rows of {found['task']}, {found['failed']:,} failed"
     if found["complete"]:
         return f"{found['output']}: complete since {at}: {words}"
-    goes_on = "unless it is running, the same command goes on"
+    goes_on = "unless it is running, the same command continues"
     return f"{found['output']}: not complete, as of {at}: {words}; {goes_on}"
 
 

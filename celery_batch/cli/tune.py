@@ -127,9 +127,9 @@ def probe(task: BatchTask, rows: Sequence[Row]) -> Callable[[int], Run]:
                 raise error
             if error is not None:
                 raise ModelError(
-                    f"{task.name}: {_quoted(row)} was answered with"
+                    f"{task.name}: {_quoted(row)} failed with"
                     f" {type(error).__name__}: {error};"
-                    f" measure with rows that it can answer, by --input"
+                    f" measure with rows that succeed, by --input"
                 ) from error
         memory = cuda.max_memory_allocated() if cuda is not None else None
         return Run(seconds, memory, cost_of_call(policy, costs_of(task, batch), size))

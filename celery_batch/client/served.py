@@ -143,7 +143,7 @@ async def ais_served(task: Any, queue: Any, timeout: float) -> bool:  # noqa: AS
 
 def _checked(task: Any, found: Answer) -> bool:
     if isinstance(found, str):
-        raise OperationalError(f"Whether {task.name} is served is not known: {found}")
+        raise OperationalError(f"{task.name}: whether it is served is not known: {found}")
     return found
 
 

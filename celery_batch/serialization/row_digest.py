@@ -12,7 +12,7 @@ from celery_batch.serialization.plain_values import NotPlain, encode_plain
 
 __all__ = ["RowDigest", "check_version", "row_digest_of"]
 
-#: Bytes.  Nobody finds two rows with the same digest, not even on purpose.
+#: Bytes, enough that two rows with one digest cannot be found, even on purpose.
 _DIGEST_SIZE = 24
 
 

@@ -35,7 +35,7 @@ class GpuWorkerManager:
         Raises:
             ConfigurationError: ``worker_num`` is below 1, or the call is not guarded by
                 ``if __name__ == "__main__"``.
-            LoadFailed: A process could not begin.
+            LoadFailed: A process could not start.
         """
         if worker_num < 1:
             raise ConfigurationError(f"worker_num: must be at least 1, got {worker_num!r}")

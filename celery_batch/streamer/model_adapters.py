@@ -41,7 +41,7 @@ __all__ = [
 
 class ManagedModel:
     """
-    A model with service-streamer's life cycle: made in its worker process, on its GPU.
+    A model with service-streamer's life cycle, created in its worker process, on its GPU.
 
     Args:
         gpu_id: The one GPU it may see; None for whatever there is.

@@ -369,7 +369,7 @@ class RedisStreamer:
             trip less for each request.
 
     Raises:
-        ConfigurationError: It is no address of a Redis, or no number of items.
+        ConfigurationError: The address of Redis or the number of items is invalid.
     """
 
     def __init__(

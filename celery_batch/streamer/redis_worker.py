@@ -170,7 +170,7 @@ class RedisWorker:
         options: Options of the Celery task, such as ``autoretry_for`` or ``time_limit``.
 
     Raises:
-        ConfigurationError: One of these is not what it has to be.
+        ConfigurationError: An argument is invalid.
     """
 
     def __init__(
@@ -292,7 +292,7 @@ def run_redis_workers_forever(
     Raises:
         ConfigurationError: An argument is wrong, or the call is not guarded by
             ``if __name__ == "__main__"``.
-        LoadFailed: A process could not begin.
+        LoadFailed: A process could not start.
     """
     worker = RedisWorker(
         *(model_class, batch_size, max_latency, redis_broker, prefix),

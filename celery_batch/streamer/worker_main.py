@@ -227,7 +227,7 @@ def _imported(given: bytes) -> Adapter:
         model: Adapter = loads(given)
     except BaseException as error:
         raise LoadFailed(
-            f"the worker process cannot import what predicts: {type(error).__name__}: {error};"
+            f"the worker process cannot import the model: {type(error).__name__}: {error};"
             " keep it in a module that can be imported, without side effects"
         ) from error
     return model

@@ -56,7 +56,7 @@ class TaskFailed(Exception):
 
 class HttpError(NamedTuple):
     """
-    What a client is told instead of an answer.
+    The error of an HTTP response.
 
     Args:
         status: The HTTP status.

@@ -99,7 +99,7 @@ def predict(
         items: The only argument of each call.
         timeout: Seconds for all items together. The calls expire then, too.
         on_timeout: "revoke", or "leave" to let the calls finish after the deadline.
-        expires: Seconds after which calls that are left expire; "leave" needs it, and it is
+        expires: Seconds after which remaining calls expire; "leave" needs it, and it is
             at least ``timeout``.
         return_exceptions: Return an item's exception in the place of its output.
         options: As for `apply_async`, the same for all calls.
@@ -109,12 +109,12 @@ def predict(
 
     Raises:
         DeadlineExceeded: Not all calls have ended in time; ``results`` has the result of each.
-            It is empty if the time was over before the calls were sent.
-        BrokerUnreachable: The broker does not take the calls.
+            It is empty if the deadline passed before the calls were sent.
+        BrokerUnreachable: The broker does not accept the calls.
         BackendUnreachable: The result backend does not answer.
         InvalidRow: ``items`` is one value, such as a text or a mapping, and no list.
         QueueFull: ``max_queue`` leaves no room for all items; none was sent. Or a worker has
-            refused one, as ``shed`` asks it to, whatever became of the others.
+            refused one, because of ``shed``.
         ConfigurationError: Results of this task cannot be waited for, or an option is wrong.
         Exception: Whatever the first failed item has failed with; it is a `TaskFailed`, too.
     """
@@ -156,7 +156,7 @@ async def apredict(
         items: The only argument of each call.
         timeout: Seconds for all items together.
         on_timeout: "revoke" or "leave".
-        expires: Seconds after which calls that are left expire.
+        expires: Seconds after which remaining calls expire.
         return_exceptions: Return an item's exception in the place of its output.
         options: As for `apply_async`, the same for all calls.
 
@@ -298,13 +298,13 @@ def _reporting(app: Any, deadline: float) -> Iterator[None]:
         if not _is_unreachable(cause):
             raise cause from None  # a call that could not be encoded, say
         if isinstance(error, TimeoutError) and deadline - began < _PAUSE:
-            raise DeadlineExceeded("The time was over before the calls were sent.") from error
+            raise DeadlineExceeded("The timeout passed before the calls were sent.") from error
         if not isinstance(error, TimeoutError) and _is_disconnected(cause):
             _away_until[app] = time.monotonic() + _PAUSE
         if isinstance(error, BrokerUnreachable):
             raise
         reason = str(error) or "it has not answered in time"
-        raise BrokerUnreachable(f"The broker has not taken the calls: {reason}") from error
+        raise BrokerUnreachable(f"The broker has not accepted the calls: {reason}") from error
 
 
 def _is_unreachable(error: BaseException) -> bool:

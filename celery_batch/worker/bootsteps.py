@@ -359,13 +359,15 @@ def log_not_loaded(app: Any, routed: Collection[Any]) -> None:
     queues = app.amqp.queues.consume_from
     if not routed and not routed_queues(app).intersection(queues):
         logger.warning(
-            "-Q %s: no batch task is routed to what this worker consumes. One that is sent here"
-            " by the name of the queue is batched, and its model is loaded by its first request,"
-            " which waits for that; %s",
+            "-Q %s: no batch task is routed to the queues of this worker. A task that is sent"
+            " here by the name of the queue is batched; its first request loads the model, and"
+            " waits for it; %s",
             ",".join(queues),
             ROUTE_IT_HERE,
         )
         return
     names = [task.name for task in batch_tasks(app) if task.model and task not in routed]
     if names:
-        logger.info("Not loaded at the start, as other queues are theirs: %s", ", ".join(names))
+        logger.info(
+            "Not loaded at the start, since they are routed to other queues: %s", ", ".join(names)
+        )

@@ -102,8 +102,8 @@ class BulkPath:
         try:
             lease = self._take_lease(channel)
         except NoPermissionError as error:
-            logger.warning("Redis runs no scripts for us (%s): no bulk, no lease", error)
-            self._why_off = dict.fromkeys(self._names, "Redis runs no scripts for us")
+            logger.warning("Redis does not allow scripts (%s): no bulk path, no lease", error)
+            self._why_off = dict.fromkeys(self._names, "Redis does not allow scripts")
             return
         scheduler = self._scheduler
         acks = RedisAcks(channel, self._consumer, scheduler, lease, self._unsent)

@@ -115,7 +115,7 @@ def test_rows_of_which_some_fit_are_all_there():
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(1, "asked: no such field$"), (3, "so it is with the first 3 rows"), (500, "first 100 rows")],
+    [(1, "task: no such field$"), (3, "the same for the first 3 rows"), (500, "first 100 rows")],
 )
 def test_rows_of_which_none_fits_are_not_begun(number, words):
     """The command is wrong then, and would give a million errors."""

@@ -101,7 +101,7 @@ def test_npy_without_numpy_is_refused_at_once(tmp_path, monkeypatch, kind):
     monkeypatch.setitem(sys.modules, "numpy", None)
     monkeypatch.setattr("celery_batch.backfill.npy.find_spec", lambda _name: None)
 
-    with pytest.raises(BackfillError, match=r"pip install 'celery-batch\[backfill\]'"):
+    with pytest.raises(BackfillError, match=r"pip install numpy"):
         Input(str(path)) if kind == "input" else format_of(path)
 
 

@@ -48,7 +48,7 @@ def test_another_field_is_refused(tmp_path):
     with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
         checkpoint.add([Answer(Row(0, "0", (0,)), 0)])
 
-    with pytest.raises(BackfillError, match=r"--field was text then.*use --restart to begin"):
+    with pytest.raises(BackfillError, match=r"--field was text then.*use --restart to start"):
         Checkpoint(tmp_path / "out.jsonl", ABOUT | {"field": "body"})
 
 

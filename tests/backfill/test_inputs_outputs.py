@@ -86,7 +86,7 @@ def test_parquet_without_its_library_is_refused_at_once(tmp_path, monkeypatch, k
     path.write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
 
-    with pytest.raises(BackfillError, match=r"pip install 'celery-batch\[backfill\]'"):
+    with pytest.raises(BackfillError, match=r"pip install 'celery-batch\[parquet\]'"):
         Input(str(path)) if kind == "input" else format_of(path)
 
 

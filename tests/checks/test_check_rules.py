@@ -249,7 +249,7 @@ WRONG = [
         broker_checks.eviction,
         broker(maxmemory=1 << 20, maxmemory_policy="volatile-lru"),
         "warning",
-        "signs of life",
+        "evict workers' leases",
     ),
     (
         broker_checks.eviction,
@@ -309,8 +309,8 @@ WRONG = [
     (broker_checks.clock, broker(ahead=-7.25), "warning", "-7.2 s"),
     (results_checks.results, results("none"), "problem", "no result backend"),
     (results_checks.results, results(error="refused."), "problem", "refused"),
-    (results_checks.results, results("database"), "warning", "ask for them"),
-    (results_checks.results, results("rpc"), "warning", "to the thread that has asked"),
+    (results_checks.results, results("database"), "warning", "poll for them"),
+    (results_checks.results, results("rpc"), "warning", "only the thread that made a call"),
     (
         results_checks.results,
         results(maxmemory=1, maxmemory_policy="allkeys-lru"),
@@ -324,7 +324,7 @@ WRONG = [
     (payloads_checks.payloads, payloads("unknown", error="No s3fs."), "problem", "used: No s3fs."),
     (payloads_checks.payloads, payloads(error="No."), "problem", "answer at redis://stored: No."),
     (payloads_checks.payloads, payloads(refused="NOPERM."), "warning", "in their messages: NOPERM"),
-    (payloads_checks.payloads, payloads("directory", is_missing=True), "warning", "is not there"),
+    (payloads_checks.payloads, payloads("directory", is_missing=True), "warning", "does not exist"),
     (
         payloads_checks.payloads,
         payloads("directory", expired=1300, overdue=1200),
@@ -364,7 +364,7 @@ WRONG = [
         "warning",
         "any code",
     ),
-    (workers_checks.serving, replace(GOOD, workers=()), "warning", "No worker answers"),
+    (workers_checks.serving, replace(GOOD, workers=()), "warning", "No worker replies"),
     (
         workers_checks.serving,
         worker(waiting=3, batch_stats={"tasks": {}}),
@@ -375,7 +375,7 @@ WRONG = [
         workers_checks.unrouted,
         worker(report={"routed": False}),
         "warning",
-        "w was sent t by the name",
+        "w received t from a queue",
     ),
     (
         workers_checks.unrouted,

@@ -248,7 +248,7 @@ def test_rows_of_a_file_are_what_a_function_is_measured_with(run, tmp_path):
         (["bare"], "bare: its model has no examples(), so there is nothing to measure with;"),
         (["broken"], "Broken on cpu: FileNotFoundError: no weights for cpu at /nowhere"),
         (["add"], "add: it is a function, so there is nothing to measure with; give --input"),
-        (["shy"], "shy: 1 was answered with ValueError: too many; measure with rows that it can"),
+        (["shy"], "shy: 1 failed with ValueError: too many; measure with rows that succeed"),
         (["hungry", "--sizes", "0,x"], "--sizes: must be whole numbers from 1 to 1024"),
         (["hungry", "--plot", "tune.gif"], "--plot: tune.gif: must end in one of .png, .svg, .pdf"),
         (["hungry", "--plot", "/no/a.png"], "--plot: /no/a.png: there is no folder /no"),
@@ -339,7 +339,7 @@ def test_a_failing_model_is_named_with_the_row(app):
     def failing(item):
         raise KeyError(item[0])
 
-    with pytest.raises(ModelError, match=r"failing: 'a+\.\.\. was answered with KeyError"):
+    with pytest.raises(ModelError, match=r"failing: 'a+\.\.\. failed with KeyError"):
         probe(failing, [("a" * 100,)])(1)
 
 

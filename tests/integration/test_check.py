@@ -79,7 +79,7 @@ def test_a_queue_that_no_route_names(shop):
 
     assert "warning" == before[0] == after[0]
     assert f"{worker.name} consumes slow, to which no task is routed" in before[1]
-    assert f"{worker.name} was sent shop.double by the name of a queue" in after[1]
+    assert f"{worker.name} received shop.double from a queue" in after[1]
     assert "task_routes" in before[2]
 
 
@@ -91,7 +91,7 @@ def test_with_rabbitmq_and_without_workers(rabbit_shop):
     assert "ok       broker: RabbitMQ " in output
     assert "warning  priorities: Queue celery has no priorities" in output
     assert "warning  publisher-confirms: " in output
-    assert "warning  serving: No worker answers: what is sent now waits." in output
+    assert "warning  serving: No worker replies: calls wait in the broker." in output
     assert "eviction" not in output
     assert "0 problems, " in output.splitlines()[-1]
 

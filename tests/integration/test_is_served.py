@@ -142,9 +142,13 @@ def test_a_broker_that_is_away_is_no_answer():
     with Celery("away", broker=f"redis://127.0.0.1:{quiet_port()}/0", set_as_current=False) as app:
         task = app.task(base=BatchTask, name="away.task")(same)
 
-        with pytest.raises(OperationalError, match=r"Whether away\.task is served is not known"):
+        with pytest.raises(
+            OperationalError, match=r"away\.task: whether it is served is not known"
+        ):
             task.is_served()
-        with pytest.raises(OperationalError, match=r"Whether away\.task is served is not known"):
+        with pytest.raises(
+            OperationalError, match=r"away\.task: whether it is served is not known"
+        ):
             asyncio.run(task.ais_served())
 
 

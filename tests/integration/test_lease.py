@@ -286,7 +286,7 @@ def test_a_redis_without_blmove_is_read_as_by_stock_celery(shop: Shop):
         client.close()
 
     assert list(range(6)) == values
-    assert "messages are read singly" in worker.log
+    assert "messages are read one by one" in worker.log
     assert {"unacked_held", "unacked_alive", "unacked_owner", "unacked_owners"} <= held
     assert 0 == exit_code
     assert set() == books(shop)

@@ -59,7 +59,7 @@ def test_the_start_says_what_is_not_warm(shop: Shop):
     assert "shop.clerk" not in at_start.partition("-Q slow")[2].partition("ready.")[2]
     assert 7 == answered[0]
     assert "shop.clerk comes to a queue that it was not routed to" in worker.log
-    assert "its model is loaded by this request" in worker.log
+    assert "this request loads its model" in worker.log
 
 
 def test_only_what_is_not_routed_is_told_where_some_are(shop: Shop):
@@ -67,7 +67,9 @@ def test_only_what_is_not_routed_is_told_where_some_are(shop: Shop):
     worker = shop.worker("-c", "1", "-Q", "celery")
 
     assert "no batch task is routed" not in worker.log
-    assert "Not loaded at the start, as other queues are theirs: shop.clerk" in worker.log
+    assert (
+        "Not loaded at the start, since they are routed to other queues: shop.clerk" in worker.log
+    )
 
 
 def test_limits_of_size_come_with_the_first_batch_task(each_shop: Shop):

@@ -99,7 +99,7 @@ def test_a_broker_that_is_away_is_the_reason(
 
     assert not found.is_ready
     assert {"broker": "it does not answer"} == found.reasons
-    assert "Not ready: Whether a is served is not known" in caplog.text
+    assert "Not ready: a: whether it is served is not known" in caplog.text
     assert str(port) in caplog.text
     assert took < 3
 

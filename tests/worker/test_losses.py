@@ -245,7 +245,7 @@ def test_an_error_in_what_is_learnt_keeps_no_answer_back(
     pool.finish()
 
     assert ["a", "b"] == worker.ids("settled")
-    assert 2 == caplog.text.count("Could not learn from a batch of pairs")
+    assert 2 == caplog.text.count("Could not record the times of a batch of pairs")
 
 
 def test_result_that_cannot_be_stored_is_computed_again(worker: Worker, pool: Pool):

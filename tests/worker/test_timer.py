@@ -184,7 +184,7 @@ def test_callback_that_fails_is_logged(caplog: pytest.LogCaptureFixture):
     while len(caplog.records) < 2:
         time.sleep(0.01)
 
-    assert ["Could not send off batches that are due"] * 2 == caplog.messages
+    assert ["Could not dispatch batches"] * 2 == caplog.messages
 
 
 def test_what_is_put_off_to_the_next_pass_does_not_wait_for_events(hub: Hub):

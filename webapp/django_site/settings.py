@@ -30,7 +30,7 @@ STATIC_ROOT = tasks.PAGE  # WhiteNoise serves the folder as it is
 SECURE_CROSS_ORIGIN_OPENER_POLICY = None  # the page is served without TLS, too
 SILENCED_SYSTEM_CHECKS = [
     "security.W002",  # the page's Content-Security-Policy says who may frame it
-    "security.W003",  # nobody logs in, so no request can be forged
+    "security.W003",  # there is no login, so no request can be forged
     "security.W004",  # TLS ends in front of the site
     "security.W008",  # likewise
 ]

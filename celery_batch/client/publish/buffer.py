@@ -133,7 +133,7 @@ class SendBuffer:
         """Write what is ready, or wait for the thread that writes; the caller looks again."""
         left = deadline - monotonic()
         if left <= 0:
-            raise TimeoutError("the time was over before the broker had taken the calls")
+            raise TimeoutError("the timeout passed before the broker accepted the calls")
         if not self._writing.acquire(blocking=False):
             woken = self._add_waiting()
             # Once more: a thread that is found writing now will wake this one.

@@ -403,7 +403,7 @@ class MessageTemplates:
         except (OperationalError, QueueNotFound):
             self._known.pop(kind, None)  # Celery's path meets it too, and raises it
         except Exception:
-            logger.warning("%s: messages are sent singly", task.name, exc_info=True)
+            logger.warning("%s: messages are sent one by one", task.name, exc_info=True)
 
 
 def _is_plain(task: Any, options: dict[str, Any]) -> bool:

@@ -23,7 +23,7 @@ from celery_batch.compat.redis import get_connection
 
 __all__ = ["Transport"]
 
-_LATE = "the broker has not taken the calls in time"
+_LATE = "the broker has not accepted the calls in time"
 
 #: Bytes for which the connection's time-out holds: a socket's is one for all that it is given,
 #: so a large message on a slow link would exceed it however steadily it goes.

@@ -87,7 +87,7 @@ class PauseControl:
         """
         if self.is_drained:
             raise ConfigurationError(
-                "this worker is drained; batch_resume without a task has it take everything again"
+                "this worker is drained; batch_resume without a task lets it take everything again"
             )
         still_paused = {each.task.name for each in self._paused() if each not in task_queues}
         queues = self._queues_of(task_queues) & self._cancelled

@@ -177,7 +177,7 @@ class BatchJob:
             if state.should_terminate or state.should_stop is not None:
                 self._end(FollowUp())  # a pool of threads that is closing raises this
             else:
-                logger.exception("Could not give a batch of %s to the pool", self.task.name)
+                logger.exception("Could not send a batch of %s to the pool", self.task.name)
                 self._on_failure(error_info(error))
             raise TaskRevokedError(self.id) from error
         self._set_result(result)

@@ -143,7 +143,9 @@ class HandlerCall:
                     context = request._context  # noqa: SLF001
                     request.task.backend.mark_as_failure(request.id, error, request=context)
                 except LASTING_ERRORS:
-                    logger.exception("No end of %s[%s] can be stored", request.name, request.id)
+                    logger.exception(
+                        "The result of %s[%s] cannot be stored", request.name, request.id
+                    )
             request.acknowledge()
         except Exception as failure:  # noqa: BLE001 (what cannot be stored is computed again)
             logger.warning("%s[%s] runs again: %s", request.name, request.id, failure)

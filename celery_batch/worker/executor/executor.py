@@ -191,7 +191,7 @@ class _BatchTrace:
         try:
             self._read_stored_values()
         except StoreError as error:
-            logger.warning("Could not read what is stored beside %d messages: %s", count, error)
+            logger.warning("Could not read the stored values of %d messages: %s", count, error)
             return BatchEnd([None] * count, unanswered=Unanswered.NOT_READ)
         explain_encode_errors(self._task.backend)
         encode_results_with(self._task.backend, encode_json)

@@ -65,7 +65,7 @@ def run_requests(task: Any, payload: BatchPayload, limit: SoftLimit) -> BatchEnd
     try:
         unreadable = read_stored_values(task, payload)
     except StoreError as error:
-        logger.warning("Could not read what is stored beside %d messages: %s", len(payload), error)
+        logger.warning("Could not read the stored values of %d messages: %s", len(payload), error)
         return BatchEnd([None] * len(payload), unanswered=Unanswered.NOT_READ)
     results: list[TraceResult | ExceptionInfo | None] = [_DONE] * len(payload)
     requests: dict[int, SimpleRequest] = {}

@@ -247,8 +247,8 @@ def _serve(consumer: Any, context: ConsumerContext, task: Any) -> None:
     log_policy(task)
     if task.model is not None:
         logger.warning(
-            "%s comes to a queue that it was not routed to when this worker started: its model"
-            " is loaded by this request, which waits for that; %s",
+            "%s comes to a queue that it was not routed to when this worker started: this"
+            " request loads its model, and waits for it; %s",
             task.name,
             ROUTE_IT_HERE,
         )

@@ -127,7 +127,7 @@ class AnswerCache:
                     try:
                         answers[digest] = decode_plain(value, _EPOCH_SIZE)
                     except NotPlain:
-                        logger.warning("The cache of %s holds what is no answer", self._name)
+                        logger.warning("The cache of %s holds an invalid answer", self._name)
         return Found(answers, epoch)
 
     def store(self, epoch: bytes, answers: Sequence[tuple[bytes, Any]]) -> None:

@@ -215,7 +215,7 @@ class BulkFetch:
         if not self._is_single:
             self._is_single = self._scheduler.reads_singly = True
             self._wakeup.close()
-            logger.warning("this Redis knows no BLMOVE (%s): messages are read singly", error)
+            logger.warning("this Redis has no BLMOVE (%s): messages are read one by one", error)
 
     def _fetch(self, timeout: float | None = None) -> None:
         """Replace sending BRPOP; called in each pass in which the prefetch allows more."""
@@ -326,7 +326,7 @@ class BulkFetch:
             self._fetch_singly(error)
         elif not self._is_refused:
             self._is_refused = True
-            logger.warning("Redis refuses to hand out messages (%s): tried again soon", error)
+            logger.warning("Redis refuses to deliver messages (%s): tried again soon", error)
 
     def _deliver(self, found: list[tuple[str, str, bytes]]) -> None:
         found = self._without_late_ones(found)

@@ -98,7 +98,7 @@ class Sweeper:
                 return False
             restored = self._restorer.restore_dead(owner, alive)
             if restored:
-                logger.warning("Gave back %d messages of a worker that is gone", restored)
+                logger.warning("Returned %d messages of a dead worker to their queues", restored)
         return True
 
     def _dead(self) -> Iterator[tuple[str, str]]:
@@ -180,7 +180,7 @@ class Lease:
             self._retire_sweeper(keys=[self.keys.sweeper], args=[self.keys.owner])
         except (RedisError, OSError) as error:
             logger.warning(
-                "Could not give messages back (%s): others will in %g s", error, self._seconds
+                "Could not return messages (%s): others will in %g s", error, self._seconds
             )
         finally:
             self.client.connection_pool.disconnect()

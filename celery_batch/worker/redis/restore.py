@@ -147,7 +147,7 @@ class Restorer:
         except self._channel.connection_errors:
             raise
         except Exception:
-            logger.exception("Could not put a message back into its queue; it stays unacknowledged")
+            logger.exception("Could not return a message to its queue; it stays unacknowledged")
             return None
         return copies or None
 

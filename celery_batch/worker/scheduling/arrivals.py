@@ -1,4 +1,4 @@
-"""When the requests of a task arrive, and what they cost, for whoever records a trace."""
+"""When the requests of a task arrive, and what they cost, for a recorded trace."""
 
 from __future__ import annotations
 

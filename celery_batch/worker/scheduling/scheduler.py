@@ -396,4 +396,4 @@ def _errors_logged(job: BatchJob) -> Iterator[None]:
     try:
         yield
     except Exception:
-        logger.exception("Could not learn from a batch of %s", job.task.name)
+        logger.exception("Could not record the times of a batch of %s", job.task.name)

@@ -76,7 +76,7 @@ class TaskQueue:
     #: Seconds for which the rows of a batch are collated beside the batch before, as of late.
     usual_collating = 0.0
 
-    #: Keeps what arrives while somebody records it; None if nobody does.
+    #: Keeps the arrivals while a client records them; else None.
     _arrivals: ArrivalRecorder | None = None
 
     def __init__(

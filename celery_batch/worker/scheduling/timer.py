@@ -65,7 +65,7 @@ def _call_in_thread(seconds: float, function: Callable[[], None]) -> threading.T
         try:
             function()
         except Exception:
-            logger.exception("Could not send off batches that are due")
+            logger.exception("Could not dispatch batches")
 
     timer = threading.Timer(seconds, call)
     timer.name, timer.daemon = "batch-timer", True

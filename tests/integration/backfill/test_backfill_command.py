@@ -193,7 +193,7 @@ def test_a_folder_of_files_is_an_input(place):
         (("backfill_tasks.double", "--restart", "--retry-errors"), "give one of them"),
         (("backfill_tasks.join",), "line 1 must have the fields left, right"),
         (("backfill_tasks.double", "--output", "no/out.jsonl"), "written: there is no folder "),
-        (("backfill_tasks.double", "--field", "text"), "has no field 'text'; so it is with"),
+        (("backfill_tasks.double", "--field", "text"), "has no field 'text'; the same for"),
     ],
     ids=[
         "no batch task",
@@ -499,7 +499,7 @@ def test_a_full_disk_is_an_error_from_which_it_goes_on(place):
     place.write(rows(MANY))
     full = place.run("backfill_tasks.double", largest=60_000)
     assert 1 == full.returncode
-    words = "out.jsonl.partial: cannot be written: File too large; what was answered is kept"
+    words = "out.jsonl.partial: cannot be written: File too large; the outputs are kept"
     assert words in full.stderr
     assert "Traceback" not in full.stderr
 
@@ -514,7 +514,7 @@ def test_standard_input_is_given_again(place):
     stopped = place.run("backfill_tasks.double", "--input", "-", "--max-errors", "3", text=text)
     assert "more than --max-errors allows" in stopped.stderr
     other = place.run("backfill_tasks.double", "--input", "-", text='{"number": 1}\n' + text)
-    assert "use --restart to begin anew" in other.stderr
+    assert "use --restart to start anew" in other.stderr
 
     done = place.run("backfill_tasks.double", "--input", "-", text=text)
     assert 1 == done.returncode

@@ -70,7 +70,7 @@ def test_what_is_complete_is_no_failure(place):
 
     words = f"{place.out}: is complete already; --retry-errors runs its failed rows again\n"
     assert (0, True) == (again.returncode, again.stderr.endswith(words)), again.stderr
-    anew = "use --restart to begin anew, or name another output"
+    anew = "use --restart to start anew, or name another output"
     task = "TASK was backfill_tasks.double then, and is backfill_tasks.echo now"
     field = "--field was not given then, and is number now"
     for options, changed in (

@@ -200,7 +200,7 @@ def test_what_has_ended_is_shown_by_its_files(app, place):
     assert 113 < stopped["rows"] <= 300
     assert in_words.endswith(
         f": {stopped['rows']} rows of backfill_tasks.double, {stopped['failed']} failed;"
-        " unless it is running, the same command goes on\n"
+        " unless it is running, the same command continues\n"
     )
     assert f"{place.out}: complete since " in complete
     assert complete.endswith(": 300 rows of backfill_tasks.double, 3 failed\n")
