@@ -75,6 +75,15 @@ model.load("cpu")
 print(json.dumps(model.predict([json.loads(os.environ["ENVELOPE"])])))
 """
 
+#: A test of somebody who uses Celery's fixtures: calls on the default queue and on a routed one.
+_FIXTURE_TEST = """
+from shop_tasks import price
+
+def test_worker_of_the_app(celery_session_worker):
+    calls = [price.delay(1), price.apply_async((2,), queue="gpu")]
+    assert [each.get(timeout=10) for each in calls] == [2, 4]
+"""
+
 #: For each page on a web framework: the tests of its view, and the paths that its servers answer.
 _PAGES = {FASTAPI: (4, ["/double"]), FLASK: (5, ["/double"]), DJANGO: (6, ["/double", "/adouble"])}
 
@@ -205,7 +214,7 @@ def test_documented_tests_pass(document: Path, passed: int, tmp_path: Path):
     """The tests that a page shows pass, in a folder of their own."""
     write_files(document, tmp_path)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    line = next((line for line in console_lines(document) if line[-1] == "pytest"), [])
+    line = next((line for line in console_lines(document) if line[-2:] == ["-m", "pytest"]), [])
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         cwd=tmp_path,
@@ -217,6 +226,25 @@ def test_documented_tests_pass(document: Path, passed: int, tmp_path: Path):
     )
 
     assert f"{passed} passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+def test_documented_fixtures_run_a_worker_of_the_app(tmp_path: Path):
+    """With the page's conftest.py Celery's session worker runs the tasks of the page's app."""
+    files = write_files(TESTING, tmp_path)
+    for name in files.keys() - {"shop_tasks.py", "conftest.py"}:
+        (tmp_path / name).unlink()
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_own_app.py").write_text(_FIXTURE_TEST)
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+    assert "1 passed" in ran.stdout, ran.stdout + ran.stderr
 
 
 @pytest.mark.timeout(240)
