@@ -254,7 +254,7 @@ def isolates_failures(task: Any) -> bool:
 
 def outputs_of(task: Any) -> str:
     """
-    Return what a batch's outputs in one array become: "arrays" or "lists".
+    Return what outputs in arrays become: "arrays" or "lists".
 
     Raises:
         ConfigurationError: The option or the setting is wrong.

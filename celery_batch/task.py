@@ -48,6 +48,7 @@ from celery_batch.runtime.signature import (
 )
 from celery_batch.runtime.stages import Stages, check_stages, has_stages, predict_through, stages_of
 from celery_batch.serialization.arrays import split_rows
+from celery_batch.serialization.lists import list_rows
 from celery_batch.serialization.row_digest import check_version
 from celery_batch.serialization.typed_json import register_types
 from celery_batch.shapes import check_shapes, fixed_sizes_of
@@ -155,8 +156,8 @@ class BatchTask(ChunkCalls, ClientMethods):
     #: A `Model` may have it.
     batch_by: ClassVar[Callable[..., Any] | str | Sequence[str] | None] = None
 
-    #: Whether a batch's outputs in one array become "arrays", one for each row, or "lists" of
-    #: numbers.
+    #: Whether outputs in arrays, one for the batch or one for each item, become "arrays", one for
+    #: each item, or "lists" of numbers.
     outputs: ClassVar[str | None] = None
 
     #: Whether workers refuse calls with `QueueFull` that would miss the `target_latency`.
@@ -315,9 +316,9 @@ class BatchTask(ChunkCalls, ClientMethods):
         return super().replace(sig)
 
     @cached_property
-    def _has_array_outputs(self) -> bool:
-        """Whether rows of an array of outputs stay arrays."""
-        return outputs_of(self) == "arrays"
+    def _split_outputs(self) -> Callable[[Any], Any]:
+        """Makes arrays, or lists of numbers, of a batch's outputs in arrays."""
+        return split_rows if outputs_of(self) == "arrays" else list_rows
 
     @cached_property
     def _item_cost(self) -> ItemCost | None:
@@ -363,14 +364,13 @@ class BatchTask(ChunkCalls, ClientMethods):
     @cached_property
     def _run_stages(self) -> Stages | None:
         """The same as `_run_columns`, in stages; None if there is but one."""
-        if self._stages is None or not self._has_array_outputs:
-            return self._stages
-        return self._stages.followed_by(split_rows)
+        return self._stages and self._stages.followed_by(self._split_outputs)
 
     def _run_columns(self, *columns: list[Any]) -> Any:
         values = self._as_called(columns)
-        outputs = call_with_columns(self._batch_run, self._batch_signature, values)
-        return split_rows(outputs) if self._has_array_outputs else outputs
+        return self._split_outputs(
+            call_with_columns(self._batch_run, self._batch_signature, values)
+        )
 
     def run_batch(self, *columns: Iterable[Any], **named: Iterable[Any]) -> list[Any]:
         """

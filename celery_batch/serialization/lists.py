@@ -9,7 +9,7 @@ from typing import Any
 
 from celery_batch.serialization.arrays import EncodedArray, is_array
 
-__all__ = ["array_as_list", "as_lists", "finite", "to_numpy"]
+__all__ = ["array_as_list", "as_lists", "finite", "list_rows", "to_numpy"]
 
 #: Kinds of NumPy's dtypes whose elements JSON has: booleans, numbers and texts.
 _KINDS = frozenset("biufU")
@@ -51,6 +51,26 @@ def as_lists(value: Any) -> Any:
     if is_array(value):
         return finite(array_as_list(value))
     return finite(value.item()) if _is_number(value) else value
+
+
+def list_rows(outputs: Any) -> Any:
+    """
+    Return a list of outputs with its arrays and tensors as lists of numbers.
+
+    Args:
+        outputs: A batch's; what is no list or tuple is returned as it is. An array that JSON has
+            not, such as one of complex numbers, stays one.
+    """
+    if not isinstance(outputs, list | tuple):
+        return outputs
+    return [_list_row(each) if is_array(each) else each for each in outputs]
+
+
+def _list_row(array: Any) -> Any:
+    try:
+        return array_as_list(array)
+    except TypeError:
+        return array
 
 
 def array_as_list(array: Any) -> Any:

@@ -130,6 +130,27 @@ def test_rows_of_an_array_stay_arrays(app: Celery):
     assert [1.5, 1.5] == lists(3)
 
 
+def test_each_array_of_a_list_becomes_a_list(app: Celery):
+    """With `outputs="lists"` a model may return a list of arrays of unlike lengths."""
+
+    class Ranges(Model):
+        def uncollate(self, output: Any) -> Any:
+            return output
+
+        def predict(self, batch: list[int]) -> Any:
+            return [np.arange(each) for each in batch]
+
+    class Bare(Model):
+        predict = Ranges.predict
+
+    staged = Ranges.as_task(app, name="staged", outputs="lists")
+    bare = Bare.as_task(app, name="bare", outputs="lists")
+
+    assert [[], [0, 1]] == staged.run_batch([0, 2])
+    assert [[0], [0, 1, 2]] == bare.run_batch([1, 3])
+    assert [0, 1] == staged(2) == bare(2)
+
+
 def test_uncollate_needs_no_collate(app: Celery):
     """A model may take its outputs apart in a stage of its own, and its inputs as they are."""
 

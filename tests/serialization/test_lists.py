@@ -11,6 +11,7 @@ import torch
 
 from celery_batch import as_lists
 from celery_batch.serialization.arrays import EncodedArray, array_parts
+from celery_batch.serialization.lists import list_rows
 
 
 @pytest.mark.parametrize(
@@ -69,3 +70,19 @@ def test_encoded_arrays_need_no_numpy(monkeypatch, array):
     monkeypatch.setattr("celery_batch.serialization.lists.find_spec", lambda _name: None)
 
     assert array.tolist() == as_lists(EncodedArray(kind, dtype, tuple(shape), bytes(data)))
+
+
+def test_each_array_of_a_list_becomes_a_list():
+    """Outputs that are arrays become lists, those that JSON has not and all others stay."""
+    wave, error = np.array([1j]), ValueError("bad")
+    half = torch.tensor([0.5], dtype=torch.bfloat16)
+    found = list_rows([np.array([1, 2]), half, np.array(3), wave, error, "text"])
+
+    assert [[1, 2], [0.5], 3, wave, error, "text"] == found
+
+
+def test_one_array_of_outputs_is_left_to_the_runner():
+    """What is no list or tuple is returned as it is."""
+    outputs = np.zeros((2, 3))
+
+    assert list_rows(outputs) is outputs
