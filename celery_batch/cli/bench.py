@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os.path
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -13,6 +14,7 @@ from typing import Any
 
 import click
 from celery.bin.base import CeleryCommand
+from kombu.exceptions import OperationalError
 
 from celery_batch.backfill.inputs import Arguments
 from celery_batch.backfill.sender import unserved
@@ -27,6 +29,7 @@ from celery_batch.task import BatchTask
 from celery_batch.tuning.load_test import (
     TIMEOUT,
     LoadResult,
+    Outcome,
     arrivals,
     load_result,
     parse_rates,
@@ -37,8 +40,11 @@ __all__ = ["bench"]
 #: A shell's exit code after Ctrl-C.
 _INTERRUPTED = 130
 
-#: Less than this share of the offered requests that were sent is worth a line.
-_SENT_SHARE = 0.95
+#: Requests that reach the broker later than this many seconds are worth a line.
+_LONGEST_SEND = 0.1
+
+#: Most requests of one rate: this process keeps all of them in memory.
+_MOST_REQUESTS = 1_000_000
 
 _HEAD = ("rate", "answers/s", "errors", "p50", "p90", "p99", "max", "batch")
 
@@ -56,6 +62,12 @@ def _rates(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[f
         raise click.BadParameter(f"{value!r}: write 50, or 50,100,200, or 100:500:100") from None
 
 
+def _finite(_ctx: click.Context, _option: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value}: must be a finite number of seconds")
+    return value
+
+
 @click.command(name="bench", cls=CeleryCommand)
 @click.argument("task")
 @click.option(
@@ -64,8 +76,8 @@ def _rates(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[f
     callback=_rates,
     metavar="RATES",
     required=True,
-    help="Send so many requests a second; several rates, as in 50,100,200, or a ramp, as in"
-    " 100:500:100, one after the other.",
+    help="Requests a second: a number, several as in 50,100,200, or a ramp as in 100:500:100,"
+    " one after the other.",
 )
 @click.option(
     "--input",
@@ -79,16 +91,18 @@ def _rates(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[f
 @click.option(
     "--duration",
     type=click.FloatRange(min=0, min_open=True),
+    callback=_finite,
     default=10.0,
     show_default=True,
-    help="Send requests for so many seconds at each rate.",
+    help="Seconds to send requests at each rate.",
 )
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
+    callback=_finite,
     default=10.0,
     show_default=True,
-    help="Give a request up after so many seconds; workers do not run it from then on.",
+    help="Seconds after which a request fails and expires.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one object as JSON at the end.")
 @click.option(
@@ -117,6 +131,7 @@ def bench(
     do becomes slower.  Exit code: 0 when all rates were measured, whatever the answers; 1 if
     the first request, which is not counted, has no answer; 130 after Ctrl-C.
     """
+    _check_requests(rates, options["duration"])
     if plot is not None:
         check_plot(plot)
     found = batch_task(ctx.obj.app, task)
@@ -124,6 +139,7 @@ def bench(
         raise ConfigurationError(f"{task}: has ignore_result, so no answer can be waited for")
     rows = _rows(found, options["sources"], options["field"])
     results: list[LoadResult] = []
+    is_interrupted = False
     try:
         for result in _measured(found, rates, rows, options["duration"], options["timeout"]):
             if not as_json:
@@ -131,11 +147,22 @@ def bench(
             results.append(result)
     except KeyboardInterrupt:
         click.echo("Interrupted.", err=True)
-        ctx.exit(_INTERRUPTED)
+        is_interrupted = True
     if as_json:
         click.echo(json.dumps(_as_data(task, options, results), indent=2))
-    if plot is not None:
+    if plot is not None and results:
         _plot(plot, task, results)
+    if is_interrupted:
+        ctx.exit(_INTERRUPTED)
+
+
+def _check_requests(rates: Sequence[float], duration: float) -> None:
+    most = max(rates) * duration
+    if most > _MOST_REQUESTS:
+        raise ConfigurationError(
+            f"--rate: {max(rates):g} a second for {duration:g} s are {most:,.0f} requests, and at"
+            f" most {_MOST_REQUESTS:,} can be sent at one rate; lower it, or --duration"
+        )
 
 
 def _rows(task: BatchTask, sources: Sequence[str], field: str | None) -> list[Row]:
@@ -145,7 +172,8 @@ def _rows(task: BatchTask, sources: Sequence[str], field: str | None) -> list[Ro
         for source in sources
         for row in (
             rows_of_file(task, source, field)
-            if source == "-" or Path(source).exists()
+            # Path.exists() raises OSError for a long text.
+            if source == "-" or os.path.exists(source)  # noqa: PTH110
             else _row_of_json(task, source, field)
         )
     ]
@@ -172,17 +200,23 @@ def _measured(
     generator = LoadGenerator(task, timeout)
     (first,) = asyncio.run(generator.run([0.0], rows[:1]))
     if first.error:
-        why = first.error == TIMEOUT and unserved(task, {})
-        raise click.ClickException(
-            why or f"{task.name}: the first request has failed: {first.error}: {first.message}"
-        )
+        raise click.ClickException(_why_failed(task, first))
     freeze_existing()
     collect_less_often()
     for seed, rate in enumerate(rates):
         times = arrivals(rate, duration, seed)
         drawn = random.Random(seed).choices(rows, k=len(times))  # noqa: S311 (no secret)
         outcomes = asyncio.run(generator.run(times, drawn))
-        yield load_result(rate, duration, outcomes)
+        yield load_result(rate, duration, timeout, outcomes)
+
+
+def _why_failed(task: BatchTask, first: Outcome) -> str:
+    """Return why the first request has no answer."""
+    if first.sent is None and first.error in (TIMEOUT, OperationalError.__name__):
+        return f"{task.name}: the broker cannot be reached: {first.error}: {first.message}"
+    return (first.error == TIMEOUT and unserved(task, {})) or (
+        f"{task.name}: the first request has failed: {first.error}: {first.message}"
+    )
 
 
 def _show(result: LoadResult, timeout: float, *, is_first: bool) -> None:
@@ -194,10 +228,10 @@ def _show(result: LoadResult, timeout: float, *, is_first: bool) -> None:
         f"{count:,} {kind}: {' '.join(result.messages[kind].split())}"
         for kind, count in result.errors.items()
     ]
-    if result.sent_rate < _SENT_SHARE * result.rate:
+    if result.send_delay is not None and result.send_delay > _LONGEST_SEND:
         notes.append(
-            f"only {number(result.sent_rate)} requests a second could be sent; the latencies have"
-            " the delay in them, so send from several processes or machines"
+            f"1 request in 100 reached the broker {figure(result.send_delay)} late or later; the"
+            " latencies have the delay in them, so send from several processes or machines"
         )
     for note in notes:
         click.echo(wrapped(f"{'':9} {note}", _WIDTH, 12 * " "))
@@ -265,6 +299,6 @@ def _plot_latencies(axes: Any, results: Sequence[LoadResult]) -> None:
     axes.set_title("Latency", fontsize=10)
     axes.set_yscale("log")
     if drawn:  # whole decades, so that at least two are labelled
-        least, most = math.log10(min(drawn)), math.log10(max(drawn))
-        axes.set_ylim(10 ** math.floor(least), 10 ** math.ceil(most))
+        least, most = math.floor(math.log10(min(drawn))), math.ceil(math.log10(max(drawn)))
+        axes.set_ylim(10**least, 10 ** max(most, least + 1))
     axes.yaxis.set_major_formatter(lambda seconds, _: figure(seconds))

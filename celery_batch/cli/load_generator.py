@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from celery_batch.tuning.load_test import TIMEOUT, Outcome
 
 __all__ = ["LoadGenerator"]
+
+logger = logging.getLogger(__name__)
 
 #: Seconds from the beginning to the first request's time, in which the first ones are prepared.
 _HEAD_START = 0.05
@@ -27,8 +30,7 @@ class LoadGenerator:
 
     Args:
         task: The batch task; its results are stored.
-        timeout: Seconds after which a request without an answer is given up; workers that have
-            not run it by then do not run it any more.
+        timeout: Seconds after which a request fails and expires.
     """
 
     def __init__(self, task: Any, timeout: float) -> None:
@@ -57,28 +59,36 @@ class LoadGenerator:
 
     async def _request(self, began: float, at: float, row: tuple[Any, ...]) -> Outcome:
         due = min(at, time.monotonic() - began)
+        left = began + due + self._timeout - time.monotonic()
+        if left <= 0:  # this process is that late
+            return self._timed_out(due, None)
         sent = result = None
         error = message = ""
-        deadline = asyncio.timeout(began + due + self._timeout - time.monotonic())
+        deadline = asyncio.timeout(left)
         try:
             async with deadline:
-                result = await self._task.aapply_async(row, expires=self._timeout)
+                result = await self._task.aapply_async(row, expires=left)
                 sent = time.monotonic() - began
                 await result
         except Exception as failure:  # noqa: BLE001 (it is counted by its kind)
             error, message = type(failure).__name__, str(failure)
-        ended = time.monotonic() - began
         if deadline.expired():
-            error, message = TIMEOUT, f"no answer within {self._timeout:g} s"
-            ended = due + self._timeout  # this process may be late
-        elif result is not None:
+            return self._timed_out(due, sent)
+        ended = time.monotonic() - began
+        if result is not None:
             self._ended.append(result)
         info = None if result is None or error else result.batch_info
-        size = None if info is None else info.size
-        return Outcome(due, ended if sent is None else sent, ended, error, message, size)
+        return Outcome(due, sent, ended, error, message, None if info is None else info.size)
+
+    def _timed_out(self, due: float, sent: float | None) -> Outcome:
+        message = f"no answer within {self._timeout:g} s"
+        return Outcome(due, sent, due + self._timeout, TIMEOUT, message)
 
     def _forget(self) -> None:
-        """Delete the stored results: a test may have made many."""
-        for start in range(0, len(self._ended), _FORGOTTEN_AT_ONCE):
-            self._task._forget_many(self._ended[start : start + _FORGOTTEN_AT_ONCE])  # noqa: SLF001
-        self._ended.clear()
+        """Delete the stored results, if possible: a test may have made many."""
+        ended, self._ended = self._ended, []
+        try:
+            for start in range(0, len(ended), _FORGOTTEN_AT_ONCE):
+                self._task._forget_many(ended[start : start + _FORGOTTEN_AT_ONCE])  # noqa: SLF001
+        except Exception as error:  # noqa: BLE001 (whatever the backend raises)
+            logger.warning("Could not delete the stored results of the requests: %r", error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -24,6 +25,8 @@ def check_plot(path: Path) -> None:
         raise ConfigurationError(f"--plot: {path}: must end in one of {', '.join(_KINDS)}")
     if not path.parent.is_dir():
         raise ConfigurationError(f"--plot: {path}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigurationError(f"--plot: {path}: cannot be written: permission denied")
     try:
         import_module("matplotlib")
     except ImportError:

@@ -26,8 +26,8 @@ __all__ = [
     "quantile",
 ]
 
-#: The kind of error of a request without an answer in time.
-TIMEOUT = "TimeoutError"
+#: The kind of error of a request without an answer in time; no exception class has this name.
+TIMEOUT = "timeout"
 
 #: Most rates of one test; a ramp with more is a mistake.
 _MOST_RATES = 1000
@@ -103,7 +103,7 @@ class Outcome(NamedTuple):
 
     Args:
         due: When it was to be sent, in seconds from the beginning.
-        sent: When the broker had it, or it was refused; the end where neither was in time.
+        sent: When the broker had it; None if it was refused or not sent in time.
         ended: When its answer or its error came; at the timeout without either.
         error: The kind of its error, empty for an answer.
         message: What the error says.
@@ -111,7 +111,7 @@ class Outcome(NamedTuple):
     """
 
     due: float
-    sent: float
+    sent: float | None
     ended: float
     error: str = ""
     message: str = ""
@@ -129,8 +129,9 @@ class LoadResult:
     Args:
         rate: Requests a second that were offered.
         duration: Seconds in which they were offered.
-        requests: How many were sent.
-        sent_rate: How many of them the broker got in a second.
+        requests: How many these are.
+        send_delay: The 99th percentile of the time until the broker had a request; None if it
+            got none.
         answered: How many were answered without an error.
         achieved_rate: Answers a second, until the last one.
         errors: The others by the kind of their error.
@@ -146,7 +147,7 @@ class LoadResult:
     rate: float
     duration: float
     requests: int
-    sent_rate: float
+    send_delay: float | None
     answered: int
     achieved_rate: float
     errors: dict[str, int] = field(default_factory=dict)
@@ -158,13 +159,16 @@ class LoadResult:
     batch_size: float | None = None
 
 
-def load_result(rate: float, duration: float, outcomes: Sequence[Outcome]) -> LoadResult:
+def load_result(
+    rate: float, duration: float, timeout: float, outcomes: Sequence[Outcome]
+) -> LoadResult:
     """
     Return what the requests of one rate have shown.
 
     Args:
         rate: Requests a second that were offered.
         duration: Seconds in which they were offered.
+        timeout: Seconds after which a request without an answer has failed.
         outcomes: Of all requests, at least one.
     """
     answers = [outcome for outcome in outcomes if not outcome.error]
@@ -172,25 +176,28 @@ def load_result(rate: float, duration: float, outcomes: Sequence[Outcome]) -> Lo
     messages: dict[str, str] = {}
     for outcome in failed:
         messages.setdefault(outcome.error, outcome.message)
-    last_sent = max(outcome.sent for outcome in outcomes)
+    delays = sorted(outcome.sent - outcome.due for outcome in outcomes if outcome.sent is not None)
     last_answer = max((outcome.ended for outcome in answers), default=0.0)
     return LoadResult(
         rate=rate,
         duration=duration,
         requests=len(outcomes),
-        sent_rate=len(outcomes) / max(duration, last_sent),
+        send_delay=quantile(delays, 0.99) if delays else None,
         answered=len(answers),
         achieved_rate=len(answers) / max(duration, last_answer),
         errors=dict(Counter(outcome.error for outcome in failed).most_common()),
         messages=messages,
         batch_size=mean_batch_size([outcome.batch_size for outcome in answers]),
-        **_latencies(outcomes),
+        **_latencies(outcomes, timeout),
     )
 
 
-def _latencies(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _latencies(outcomes: Sequence[Outcome], timeout: float) -> dict[str, Any]:
     ordered = sorted(
-        outcome.ended - outcome.due for outcome in outcomes if outcome.error in ("", TIMEOUT)
+        # A difference may be less than the timeout, after rounding.
+        timeout if outcome.error == TIMEOUT else outcome.ended - outcome.due
+        for outcome in outcomes
+        if outcome.error in ("", TIMEOUT)
     )
     if not ordered:
         return {}

@@ -102,7 +102,7 @@ def test_errors_are_shown_by_kind(run):
     assert line.split("ms")[0].split()[-1] != "10"
     assert "> 3 s" in line
     assert "5 ValueError: bad 1" in notes[0]
-    assert "4 TimeoutError" in notes[1]
+    assert "4 timeout" in notes[1]
 
 
 def test_a_slow_sender_says_so(run):
@@ -110,7 +110,30 @@ def test_a_slow_sender_says_so(run):
     late = lambda _number, outcome: outcome._replace(sent=4.0, ended=4.1)  # noqa: E731
     done, _ = run("one", "--rate", "10", "--duration", "2", "--input", "1", replace=late)
 
-    assert "only 5 requests a second could be sent" in done.output
+    assert "reached the broker" in done.output
+    assert "send from several processes" in done.output
+
+
+def test_a_timeout_is_shown_as_more_than_that(run):
+    """Also where the difference of two times is less after rounding."""
+
+    def replace(number, outcome):
+        if not number:
+            return outcome
+        return Outcome(6.01, 6.01, 6.01 + 10, TIMEOUT)
+
+    done, _ = run("one", "--rate", "1", "--duration", "2", "--input", "1", replace=replace)
+
+    assert "> 10 s" in done.output.splitlines()[1]
+
+
+def test_a_long_json_text_is_no_file(run):
+    """Though longer than a file's name may be."""
+    text = json.dumps("a" * 5000)
+    done, generator = run("one", "--rate", "10", "--duration", "1", "--input", text)
+
+    assert done.exit_code == 0, done.output
+    assert generator.runs[0][1] == [("a" * 5000,)]
 
 
 def test_json_has_what_the_page_says(run):
@@ -157,6 +180,10 @@ def test_requests_draw_from_all_samples(run, tmp_path, monkeypatch, task, source
         ("one", ("--input", "1", "--field", "text"), "has no field 'text'"),
         ("one", ("--input", "1", "--rate", "fast"), "'fast': write 50, or 50,100,200, or 100:500"),
         ("one", ("--input", "1", "--plot", "plot.gif"), "must end in one of .png"),
+        ("one", ("--input", "1", "--duration", "inf"), "inf: must be a finite number of seconds"),
+        ("one", ("--input", "1", "--duration", "nan"), "nan: must be a finite number of seconds"),
+        ("one", ("--input", "1", "--timeout", "inf"), "inf: must be a finite number of seconds"),
+        ("one", ("--input", "1", "--rate", "1e9"), "1e+09 a second for 10 s are 10,000,000,000"),
         ("ignored", ("--input", "1"), "has ignore_result"),
         ("three", ("--input", "1"), "is no batch task of this app"),
     ],
@@ -194,6 +221,34 @@ def test_the_result_is_drawn(run, tmp_path, kind):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_plot_of_equal_latencies_has_a_scale(run, tmp_path):
+    """Also where they are a whole power of ten, as timeouts are."""
+    path = tmp_path / "plot.svg"
+    runs: list[int] = []
+
+    def replace(number, outcome):
+        runs.append(number)  # the first is the request that is not counted
+        return outcome if len(runs) == 1 else outcome._replace(error=TIMEOUT)
+
+    options = ("--rate", "10", "--duration", "1", "--input", "1", "--plot", str(path))
+    done, _ = run("one", *options, replace=replace)
+
+    assert done.exit_code == 0, done.output
+    assert path.exists()
+
+
+def test_a_plot_that_cannot_be_written_says_so(run, monkeypatch, tmp_path):
+    """Before minutes of load."""
+    monkeypatch.setattr("celery_batch.cli.plot.os.access", lambda path, _: path != tmp_path)
+    options = ("--rate", "10", "--input", "1", "--plot", str(tmp_path / "plot.png"))
+    done, generator = run("one", *options)
+
+    assert done.exit_code == 1
+    assert "permission denied" in done.output
+    assert not generator.runs
+
+
 @pytest.mark.parametrize("served", [True, False])
 def test_without_an_answer_nothing_is_measured(run, monkeypatch, served):
     """The first request shows that; it is said if no worker reads the queue."""
@@ -203,21 +258,63 @@ def test_without_an_answer_nothing_is_measured(run, monkeypatch, served):
     done, generator = run("one", "--rate", "10", "--input", "1", replace=lost)
 
     assert done.exit_code == 1
-    assert (words or "one: the first request has failed: TimeoutError: no answer") in done.output
+    assert (words or "one: the first request has failed: timeout: no answer") in done.output
     assert len(generator.runs) == 1
 
 
-def test_an_interrupted_test_keeps_its_lines(run):
-    """Ctrl-C ends it with the exit code of shells."""
+@pytest.mark.parametrize("kind", [TIMEOUT, "OperationalError"])
+def test_a_broker_that_does_not_answer_is_named(run, kind):
+    """It has not taken the first request."""
+    away = lambda _number, outcome: outcome._replace(sent=None, error=kind, message="away")  # noqa: E731
+    done, _ = run("one", "--rate", "10", "--input", "1", replace=away)
+
+    assert done.exit_code == 1
+    assert f"one: the broker cannot be reached: {kind}: away" in done.output
+
+
+@pytest.fixture
+def interrupted(run):
+    """Return a function that runs the command until Ctrl-C in the second of two rates."""
 
     def replace(number, outcome):
         if number > 15:
             raise KeyboardInterrupt
         return outcome
 
-    options = ("--rate", "10,20", "--duration", "1", "--input", "1")
+    def interrupted(*more):
+        options = ("--rate", "10,20", "--duration", "1", "--input", "1", *more)
+        done, _ = run("one", *options, replace=replace)
+        assert done.exit_code == 130
+        assert "Interrupted." in done.stderr
+        return done
+
+    return interrupted
+
+
+def test_an_interrupted_test_keeps_its_lines(interrupted):
+    """Ctrl-C ends it with the exit code of shells."""
+    assert interrupted().stdout.splitlines()[1].split()[0] == "10"
+
+
+def test_an_interrupted_test_keeps_its_results(interrupted, tmp_path):
+    """What was measured is printed as JSON, and drawn."""
+    path = tmp_path / "plot.png"
+    done = interrupted("--json", "--plot", str(path))
+
+    assert [10] == [each["rate"] for each in json.loads(done.stdout)["rates"]]
+    assert path.exists()
+
+
+def test_a_test_that_is_interrupted_at_once_draws_nothing(run, tmp_path):
+    """There is nothing to draw."""
+
+    def replace(_number, _outcome):
+        raise KeyboardInterrupt
+
+    path = tmp_path / "plot.png"
+    options = ("--rate", "10", "--input", "1", "--json", "--plot", str(path))
     done, _ = run("one", *options, replace=replace)
 
     assert done.exit_code == 130
-    assert "Interrupted." in done.output
-    assert done.output.splitlines()[1].split()[0] == "10"
+    assert json.loads(done.stdout)["rates"] == []
+    assert not path.exists()

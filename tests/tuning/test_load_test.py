@@ -100,7 +100,7 @@ def test_no_batch_has_no_mean():
 def test_latency_counts_from_when_a_request_was_to_be_sent():
     """A request that was sent late has waited all the same."""
     late = [Outcome(due=0.1 * n, sent=1.0, ended=1.1) for n in range(10)]
-    found = load_result(10, 1.0, late)
+    found = load_result(10, 1.0, 9.0, late)
 
     assert found.max == pytest.approx(1.1)
     assert found.p50 == pytest.approx(0.6)
@@ -112,7 +112,7 @@ def test_answers_and_errors_are_counted_apart():
     answers = [Outcome(n, n, n + 0.2, batch_size=2) for n in range(6)]
     timeouts = [Outcome(n, n, n + 5.0, TIMEOUT, "no answer") for n in range(3)]
     refused = [Outcome(9, 9, 9, "QueueFull", f"{n} wait") for n in range(1)]
-    found = load_result(1.0, 10.0, [*answers, *timeouts, *refused])
+    found = load_result(1.0, 10.0, 5.0, [*answers, *timeouts, *refused])
 
     assert (found.requests, found.answered) == (10, 6)
     assert found.errors == {TIMEOUT: 3, "QueueFull": 1}
@@ -133,22 +133,48 @@ def test_the_achieved_rate_is_of_answers(ends, achieved):
     """From the beginning to the last answer, or to the end of the test."""
     answers = [Outcome(0, 0, end) for end in ends]
     lost = [Outcome(0, 30, 30, TIMEOUT)] * (4 - len(ends))
-    found = load_result(0.4, 10.0, [*answers, *lost])
+    found = load_result(0.4, 10.0, 30.0, [*answers, *lost])
 
     assert found.achieved_rate == pytest.approx(achieved)
 
 
 def test_a_sender_that_is_too_slow_is_seen():
-    """The rate at which requests left is not the one that was asked for."""
+    """Requests reach the broker later and later."""
     outcomes = [Outcome(n / 100, n / 50, n / 50) for n in range(101)]
 
-    assert load_result(100, 1.0, outcomes).sent_rate == pytest.approx(101 / 2)
+    assert load_result(100, 1.0, 9.0, outcomes).send_delay == pytest.approx(0.99)
+
+
+def test_one_hung_request_does_not_make_a_slow_sender():
+    """Nor do requests that never reached the broker."""
+    sent = [Outcome(n / 100, n / 100 + 0.001, n / 100 + 0.1) for n in range(200)]
+    hung = [Outcome(0.5, 8.0, 8.1), Outcome(0.5, None, 9.5, TIMEOUT)]
+
+    assert load_result(100, 2.0, 9.0, [*sent, *hung]).send_delay == pytest.approx(0.001)
+    assert load_result(100, 2.0, 9.0, hung[1:]).send_delay is None
+
+
+def test_a_timeout_is_exactly_the_timeout():
+    """The difference of two times may be less after rounding."""
+    due, timeout = 6.01, 10.0
+    found = load_result(1, 10.0, timeout, [Outcome(due, due, due + timeout, TIMEOUT)])
+
+    assert (due + timeout) - due < timeout
+    assert found.p50 == found.max == timeout
+
+
+def test_a_timeout_error_of_the_task_is_no_timeout():
+    """It came at once, and is no latency of an answer."""
+    found = load_result(1, 1.0, 9.0, [Outcome(0, 0, 0.1, TimeoutError.__name__, "in the task")])
+
+    assert found.errors == {"TimeoutError": 1}
+    assert found.p50 is None
 
 
 def test_nothing_but_refusals_has_no_latency():
     """And each kind of them is counted."""
     outcomes = [Outcome(0, 0, 0, kind) for kind in ("QueueFull", "ValueError", "QueueFull")]
-    found = load_result(3, 1.0, outcomes)
+    found = load_result(3, 1.0, 9.0, outcomes)
 
     assert found.p50 is found.p90 is found.p99 is found.max is found.batch_size is None
     assert Counter(found.errors) == {"QueueFull": 2, "ValueError": 1}
