@@ -30,6 +30,9 @@ _TIMEOUT = 0.4
 #: The same for a script, which does not ask again.
 _TIMEOUT_ONCE = 2.0
 
+#: A shell's exit code after Ctrl-C.
+_INTERRUPTED = 130
+
 #: Columns where there is no terminal.
 _COLUMNS = 120
 
@@ -51,7 +54,7 @@ _COLUMNS = 120
     type=click.FloatRange(0.1, 3600),
     default=1.0,
     show_default=True,
-    help="Ask every so many seconds.",
+    help="Seconds from one question to the next.",
 )
 @click.pass_context
 @errors_in_one_line
@@ -74,6 +77,8 @@ def top(ctx: click.Context, *, once: bool, as_json: bool, interval: float) -> No
                 _show(observer, interval, once=once)
         except KeyboardInterrupt:
             click.echo("", err=True)
+            if once or as_json:  # which have printed nothing
+                ctx.exit(_INTERRUPTED)
         if (once or as_json) and observer.state.error:
             ctx.exit(1)
 
