@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from celery_batch.errors import ConfigurationError
 from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.control.runtime_config import RuntimeConfig
 from celery_batch.worker.intake.validation import MessageValidator
@@ -32,7 +33,14 @@ class ConsumerContext:
 
     @classmethod
     def of(cls, consumer: Any) -> ConsumerContext:
-        """Return the context of a Celery consumer that has the `BatchConsumer` step."""
+        """
+        Return the context of a Celery consumer that has the `BatchConsumer` step.
+
+        Raises:
+            ConfigurationError: It does not have that step.
+        """
+        if not cls.is_attached(consumer):
+            raise ConfigurationError("this worker had no batch task when it started")
         context: ConsumerContext = consumer.batch_context
         return context
 

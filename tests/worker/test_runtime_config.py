@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.worker.control import Panel
 from celery.worker.pidbox import Pidbox
 from kombu.common import QoS
 
@@ -114,6 +115,24 @@ def test_words_that_mean_nothing_are_named(command: Any, words: list[str]):
     """The error says which word it was and what could be written."""
     with pytest.raises(ConfigurationError, match="not understood; write: batch_"):
         command(Recorder(), words)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ("batch_status", {}),
+        ("batch_stats", {}),
+        ("batch_drain", {}),
+        ("batch_config", {"words": ["t"]}),
+    ],
+)
+def test_a_worker_without_batch_tasks_replies_with_an_error(command: str, arguments: Any):
+    """Its consumer does not have our step."""
+    state = SimpleNamespace(consumer=SimpleNamespace())
+
+    assert {"error": "this worker had no batch task when it started"} == Panel.data[command](
+        state, **arguments
+    )
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from celery_batch.errors import BatchError, ConfigurationError
 from celery_batch.protocol import QUIETLY
 
 if TYPE_CHECKING:
+    from celery_batch.worker.consumer_context import ConsumerContext
     from celery_batch.worker.control.runtime_config import RuntimeConfig
 
 __all__ = [
@@ -58,34 +59,53 @@ def _control_command(signature: str) -> Callable[[_Command], _Command]:
     return add
 
 
+def _replies_errors(command: _Command) -> _Command:
+    """Reply with an error as Celery's own commands do."""
+
+    @wraps(command)
+    def reply(state: Any, **arguments: Any) -> _Reply:
+        try:
+            return command(state, **arguments)
+        except BatchError as error:
+            logger.warning("Refused: %s", error)
+            return {"error": str(error)}
+
+    return reply
+
+
 def _replies(command: _Command) -> _Command:
     """Reply as Celery's own commands do: with the new state, or with the error."""
 
     @wraps(command)
+    @_replies_errors
     def reply(state: Any, **arguments: Any) -> _Reply:
         values = [f"{name}={value}" for name, value in arguments.items() if name != "words"]
         words = [*arguments.get("words", ()), *values]
         logger.info("Remote control: %s", " ".join([command.__name__, *map(str, words)]))
-        try:
-            found = command(state.consumer.batch_context.runtime_config, **arguments)
-        except BatchError as error:
-            logger.warning("Refused: %s", error)
-            return {"error": str(error)}
+        found = command(_context(state).runtime_config, **arguments)
         return found if isinstance(found, Future) else {"ok": found}
 
     return reply
 
 
+def _context(state: Any) -> ConsumerContext:
+    from celery_batch.worker.consumer_context import ConsumerContext  # noqa: PLC0415 (a worker's)
+
+    return ConsumerContext.of(state.consumer)
+
+
 @inspect_command()  # type: ignore[untyped-decorator]
+@_replies_errors
 def batch_status(state: Any, **_: Any) -> dict[str, Any]:
     """Batch tasks served here, whether their models are warm, and how their batches formed."""
     from celery_batch.worker.metrics.snapshot import task_reports  # noqa: PLC0415 (a worker's)
 
-    reports = task_reports(state.consumer.batch_context)
+    reports = task_reports(_context(state))
     return {name: report for name, report in reports.items() if report["served"]}
 
 
 @inspect_command()  # type: ignore[untyped-decorator]
+@_replies_errors
 def batch_stats(state: Any, **_: Any) -> dict[str, Any]:
     """Statistics of this worker's batches: sizes, waits, model times, outcomes."""
     from celery_batch.worker.metrics.snapshot import stats_of  # noqa: PLC0415 (a worker's)
