@@ -97,7 +97,7 @@ def costs_of(task: BatchTask, rows: Sequence[Row]) -> list[float]:
 
 def probe(task: BatchTask, rows: Sequence[Row]) -> Callable[[int], Run]:
     """
-    Return what runs a batch of so many rows in this process, and measures the time.
+    Return what runs a batch of a number of rows in this process, and measures the time.
 
     Args:
         task: The task; its model is loaded.
@@ -349,7 +349,7 @@ def _style(axes: Any, lines: Sequence[_Line], proposal: Proposal) -> None:
     finish_axes(axes)
 
 
-#: Seconds between two lines of progress in a log or a pipe.
+#: Seconds between two lines of progress on a terminal without a spinner.
 _EVERY = 5.0
 
 
@@ -368,13 +368,13 @@ _SIZES = tuple(1 << n for n in range(LARGEST_BATCH.bit_length()) if 1 << n <= LA
     type=click.FloatRange(min=0, min_open=True),
     default=0.1,
     show_default=True,
-    help="Have 99 of 100 requests answered within so many seconds.",
+    help="Seconds within which 99 of 100 requests are to be answered.",
 )
 @click.option(
     "--rate",
     type=click.FloatRange(min=0, min_open=True),
     show_default="70 % of what it can answer",
-    help="Expect so many requests a second in one process.",
+    help="Requests a second that one process is to answer.",
 )
 @click.option(
     "--input",
@@ -388,7 +388,7 @@ _SIZES = tuple(1 << n for n in range(LARGEST_BATCH.bit_length()) if 1 << n <= LA
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
     show_default="2, and 60 with --record",
-    help="Measure each size, or record requests, for about so many seconds.",
+    help="Seconds to measure each size, about, or to record requests.",
 )
 @click.option(
     "--record",
@@ -406,7 +406,7 @@ _SIZES = tuple(1 << n for n in range(LARGEST_BATCH.bit_length()) if 1 << n <= LA
     type=click.FloatRange(min=0),
     default=0.003,
     show_default=True,
-    help="Add so many seconds for a message and its answer.",
+    help="Seconds that a message and its answer take beside the model.",
 )
 @click.option(
     "--plot",
@@ -450,6 +450,7 @@ def tune(
             report,
             base=policy_of(app.tasks[task]),
             load=Load.at if trace is None and not costs else partial(_load, trace, costs),
+            max_item_cost=app.tasks[task].max_item_cost,
         )
     if options["is_json"]:
         click.echo(json.dumps(_as_data(task, device, curve, proposal), indent=2))
@@ -527,7 +528,10 @@ def _runner_errors_only() -> Iterator[None]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Show the present step on standard error: beside a spinner, else in a line now and then."""
+    """Show the present step on a terminal: beside a spinner, or in a line now and then."""
+    if not sys.stderr.isatty():
+        yield lambda _step: None
+        return
     console: Any = None
     with suppress(ImportError):  # an extra
         console = import_module("rich.console").Console(stderr=True)

@@ -2,7 +2,7 @@
 Measures a model with batches of several sizes.
 
 Rule 1: sizes grow until memory or the longest acceptable time is exceeded, or larger batches
-        compute fewer items a second.
+        compute fewer items a second, or less cost where that limits batches.
 Rule 2: all sizes are measured in turn, round after round, so that a machine that
         is slower for a while is slower for all of them.
 Rule 3: the caller decides how the model is called, and with which clock.
@@ -142,7 +142,8 @@ def _grow(
             return f"a batch of {size} takes {figure(seconds)} already"
         worse = worse + 1 if rate < _WORSE * best else 0
         if worse == _WORSE_IN_A_ROW:
-            return f"batches of {size} items compute fewer items a second than those of {best_size}"
+            amount = "fewer items" if runs[0].cost is None else "less cost"
+            return f"batches of {size} items compute {amount} a second than those of {best_size}"
         if rate > best:
             best, best_size = rate, size
     return ""

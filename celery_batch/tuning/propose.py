@@ -102,6 +102,7 @@ def propose(
     *,
     base: BatchPolicy | None = None,
     load: Loads = Load.at,
+    max_item_cost: float | None = None,
 ) -> Proposal:
     """
     Choose settings for a model.
@@ -113,9 +114,10 @@ def propose(
         report: Called with the progress.
         base: The task's policy, if its batches are limited by cost.
         load: Returns the requests to simulate at a rate.
+        max_item_cost: The highest cost of an item that the task takes; None if unlimited.
     """
     max_rates, capacities = {}, {}
-    for policy in _limited(curve, min(_MAX_WAIT, latency), base, load):
+    for policy in _limited(curve, min(_MAX_WAIT, latency), base, load, max_item_cost):
         report(f"simulating requests with batches of up to {limit_of(policy)}")
         capacities[policy] = _capacity(policy, curve, load)
         max_rates[policy] = max_rate(policy, curve, latency, load)
@@ -141,13 +143,17 @@ def limit_of(policy: BatchPolicy) -> str:
 
 
 def _limited(
-    curve: Curve, wait: float, base: BatchPolicy | None, load: Loads
+    curve: Curve,
+    wait: float,
+    base: BatchPolicy | None,
+    load: Loads,
+    max_item_cost: float | None,
 ) -> Iterator[BatchPolicy]:
     """Yield policies with the default waits and each limit that is tried."""
     if base is None or curve.line is None:
         yield from (BatchPolicy(size, wait) for size in curve.sizes)
         return
-    cost = max(load(1.0).costs)
+    cost = max(*load(1.0).costs, max_item_cost or 0.0)
     base = replace(base, max_wait=wait, linger=None, target_latency=None, shed=False)
     yield replace(base, max_batch_cost=cost)
     while 2 * cost <= curve.line.highest:

@@ -89,7 +89,9 @@ def app(monkeypatch):
         for model in (Hungry, Shy, Bare, Broken):
             model.as_task(app, name=model.__name__.lower())
 
-        Texts.as_task(app, name="texts", cost="item", max_batch_cost=50, padded=True)
+        by_length = {"cost": "item", "max_batch_cost": 50, "padded": True}
+        Texts.as_task(app, name="texts", **by_length)
+        Texts.as_task(app, name="letters", max_item_cost=12, **by_length)
 
         @app.task(base=BatchTask, name="add")
         def add(left, right, scale=1):
@@ -167,6 +169,15 @@ def test_cost_is_measured_and_proposed_where_it_is_limited(run, tmp_path):
     assert picture.exists()
 
 
+def test_a_proposed_cost_holds_the_costliest_item(run):
+    """Though the examples are shorter than the longest item that the task takes."""
+    words = ["letters", "--sizes", "1,4", "--latency", "1", "--rate", "10", "--json"]
+    found = json.loads(run(*words))
+
+    assert 12 == found["sizes"][0]["size"]
+    assert found["settings"]["max_batch_cost"] >= 12
+
+
 def test_what_a_trace_lacks_is_said(run, tmp_path):
     """Costs are needed where cost is limited."""
     trace = tmp_path / "trace.jsonl"
@@ -177,16 +188,24 @@ def test_what_a_trace_lacks_is_said(run, tmp_path):
     assert "has no costs" in run("texts", "--trace", str(trace), code=1)
 
 
-def test_progress_is_printed_where_there_is_no_spinner(app, monkeypatch):
-    """In a log or a pipe there are lines on standard error, and data alone on the other."""
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_is_printed_on_a_terminal(app, monkeypatch, capsys, is_terminal):
+    """In lines on standard error where there is no spinner; nothing in a log or a pipe."""
+    for name in ("rich", "rich.console"):
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr("celery_batch.cli.tune._EVERY", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     words = ["hungry", "--json", "--sizes", "1,2", "--seconds", "0.01", "--device", "cpu"]
-    done = CliRunner().invoke(tune, words, obj=SimpleNamespace(app=app), catch_exceptions=False)
-    printed = done.stderr.splitlines()
+    tune.main(words, standalone_mode=False, obj=SimpleNamespace(app=app))
+    out, err = capsys.readouterr()
+    printed = err.splitlines()
 
-    assert ["loading ...", "batches of 1 ...", "batches of 2 ..."] == printed[:3]
-    assert "simulating requests with batches of up to 2 ..." in printed
-    assert [1, 2] == [each["size"] for each in json.loads(done.stdout)["sizes"]]
+    assert [1, 2] == [each["size"] for each in json.loads(out)["sizes"]]
+    if is_terminal:
+        assert ["loading ...", "batches of 1 ...", "batches of 2 ..."] == printed[:3]
+        assert "simulating requests with batches of up to 2 ..." in printed
+    else:
+        assert not printed
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])

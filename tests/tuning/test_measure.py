@@ -122,6 +122,17 @@ def test_batches_that_compute_fewer_items_end_it():
     assert "batches of 32 items compute fewer items a second than those of 8" == curve.cap
 
 
+def test_batches_that_compute_less_cost_end_it():
+    """Where cost limits batches, the rate is of cost, and the reason says so."""
+
+    def run(size):
+        return Run(0.01 * max(size / 8, 1) ** 2, cost=10.0 * size)
+
+    curve = measured(run)
+
+    assert "batches of 32 items compute less cost a second than those of 8" == curve.cap
+
+
 def test_sizes_that_were_asked_for_are_all_measured():
     """Only memory can say no to them."""
     curve = measured(Lab(fixed=0, each=1.0), longest=0.5, asked_for=True, sizes=(3, 5))

@@ -145,6 +145,19 @@ def test_cost_is_proposed_where_it_is_limited():
     assert proposal.sizes[0].capacity < proposal.chosen.capacity
 
 
+@pytest.mark.parametrize("largest", [512.0, 20_000.0])
+def test_a_batch_may_hold_the_costliest_item(largest):
+    """Though no item that was seen costs as much, or no batch that was measured."""
+    curve = Curve((Point(1, (0.002,)),), line=CostLine(2e-3, 6e-6, (1.0, 1.05), 3000.0))
+    base = BatchPolicy(1024, max_batch_cost=100.0, padded=True)
+    load = partial(Load.at, costs=[8.0, 256.0])
+    proposal = propose(curve, 0.1, rate=50.0, base=base, load=load, max_item_cost=largest)
+    costs = [each.policy.max_batch_cost for each in proposal.sizes]
+
+    assert largest == min(costs)
+    assert largest <= proposal.chosen.policy.max_batch_cost
+
+
 def test_recorded_requests_are_simulated():
     """A load in bursts needs more than one whose requests are independent."""
     arrivals = [burst + n / 1000 for burst in range(20) for n in range(50)]
