@@ -77,14 +77,14 @@ _INTERRUPTED = 130
     type=click.IntRange(min=1),
     default=WINDOW_BYTES,
     show_default=True,
-    help="Send nothing more while the pending rows have so many bytes.",
+    help="Bytes of pending rows above which nothing more is sent.",
 )
 @click.option(
     "--patience",
     type=click.FloatRange(min=0, min_open=True),
     default=TIMEOUT,
     show_default=True,
-    help="Send lost rows again after so many seconds without any answer.",
+    help="Seconds without any answer after which lost rows are sent again.",
 )
 @click.option("--as-completed", is_flag=True, help="Write answers as they come, in any order.")
 @click.option(

@@ -42,7 +42,7 @@ _COMMANDS = {
     type=click.FloatRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
-    help="Wait so many seconds for further answers of jobs.",
+    help="Seconds without a further answer after which all jobs have answered.",
 )
 @click.pass_context
 def jobs(ctx: click.Context, *, as_json: bool, timeout: float) -> None:

@@ -58,9 +58,15 @@ def test_an_option_says_its_default(name):
     assert has_words, "the default belongs into show_default"
 
 
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_names_its_unit_plainly(name):
+    """As in "seconds to wait"."""
+    assert "so many" not in OPTIONS[name].help
+
+
 @pytest.mark.parametrize(
     "name", [name for name, each in OPTIONS.items() if isinstance(each.type, click.FloatRange)]
 )
 def test_a_number_with_a_fraction_has_a_unit(name):
     """Seconds, or requests a second."""
-    assert re.search(r"\b(second|seconds)\b", OPTIONS[name].help)
+    assert re.search(r"\b[Ss]econds?\b", OPTIONS[name].help)
