@@ -10,7 +10,7 @@ import pytest
 from celery import Celery, _state
 from celery.exceptions import CDeprecationWarning
 
-from celery_batch import BatchTask, Model
+from celery_batch import BatchTask, ItemTooLarge, Model
 from celery_batch.config import policy_of
 from tests.making import double, make, refusal
 
@@ -248,3 +248,19 @@ class TestFunctions:
         message = refusal(lambda: make(app, later, name="shop.later"))
 
         assert "shop.later: an async function cannot run in Celery's pool" in message
+
+
+def test_expected_errors_are_logged_without_a_traceback(
+    app: Celery, caplog: pytest.LogCaptureFixture
+):
+    """Of the errors in `throws`, ours among them, Celery logs one line at INFO."""
+    app.conf.update(task_always_eager=True)
+    options = {"cost": "x", "max_item_cost": 2}
+    task = make(app, throws=(ItemTooLarge,), **options)
+    with caplog.at_level("INFO", "celery.app.trace"):
+        result = task.delay("long")
+    (record,) = caplog.records
+
+    assert isinstance(result.result, ItemTooLarge)
+    assert ("INFO", None) == (record.levelname, record.exc_info)
+    assert "raised expected: ItemTooLarge" in record.getMessage()

@@ -110,6 +110,18 @@ def test_units_are_what_systemd_asks_for(analyze, units):
     assert 3 == len(files)
 
 
+def test_documented_unit_is_what_systemd_asks_for(analyze, tmp_path):
+    """Systemd finds no fault in the unit for an app of one's own that the page shows."""
+    page = (ROOT / "docs" / "how-to" / "operations" / "running.md").read_text()
+    (unit,) = re.findall(r"^```ini\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    name = re.search(r"/([\w-]+\.service)\n", unit)[1]
+    (tmp_path / name).write_text(unit.replace("/srv/tasks/venv/bin", str(BIN)))
+    command = [analyze, "verify", str(tmp_path / name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert (0, "") == (done.returncode, done.stderr)
+
+
 @pytest.mark.parametrize(("name", "most"), [(WORKER, 2.5), (WEB, 1.5)])
 def test_units_may_do_little(analyze, units, name, most):
     """Systemd's own measure of what a service could do to the machine, from 0 to 10, is low."""

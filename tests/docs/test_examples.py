@@ -125,7 +125,8 @@ def console_lines(document: Path) -> list[list[str]]:
     blocks = [
         code for language, code in _FENCE.findall(document.read_text()) if "console" in language
     ]
-    lines = (shlex.split(line, comments=True) for block in blocks for line in block.splitlines())
+    joined = (block.replace("\\\n", "") for block in blocks)
+    lines = (shlex.split(line, comments=True) for block in joined for line in block.splitlines())
     return [line for line in lines if line]
 
 

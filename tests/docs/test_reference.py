@@ -13,6 +13,7 @@ import click
 import pytest
 
 import celery_batch
+from celery_batch.checks.checkup import CHECKS
 from celery_batch.cli.main import batch
 from tests.docs.test_docstrings import MODULES
 
@@ -91,3 +92,13 @@ def test_every_command_is_in_the_reference(command_line, name, command):
     assert bare(command.help)[:40] in section
     assert all(param.opts[-1] in section for param in options)
     assert all(bare(param.help)[:20] in section for param in options)
+
+
+@pytest.mark.parametrize("page", ["reference/check-and-top.md", "tutorial/embeddings.md"])
+def test_quoted_checks_exist(page: str):
+    """Each line of `celery batch check` that a page shows begins with a check's id."""
+    text = (REFERENCE.parent / page).read_text()
+    quoted = re.findall(r"^(?:ok|warning|problem) +([\w-]+):", text, re.MULTILINE)
+
+    assert quoted
+    assert set() == set(quoted) - CHECKS.keys()
