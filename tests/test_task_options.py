@@ -259,7 +259,7 @@ def test_expected_errors_are_logged_without_a_traceback(
     task = make(app, throws=(ItemTooLarge,), **options)
     with caplog.at_level("INFO", "celery.app.trace"):
         result = task.delay("long")
-    (record,) = caplog.records
+    (record,) = (each for each in caplog.records if each.name == "celery.app.trace")
 
     assert isinstance(result.result, ItemTooLarge)
     assert ("INFO", None) == (record.levelname, record.exc_info)
