@@ -93,3 +93,13 @@ def test_drains_show_both_calls_with_their_spread_and_compare_with_the_best():
     assert ["delay_many", "delay"] == [row[1] for row in table.rows if row[0] == "celery_batch"]
     goals = {goal.what: goal.measured for goal in CASES["cost"].goals(data)}
     assert 1.2 == goals['"cost", delay_many: over the best peer']
+
+
+def test_tasks_of_the_benchmark_join_no_other_app(in_python):
+    """Celery gives shared tasks to every app of a process, and warns of those that have a queue."""
+    program = """
+import bench.all_cases
+from celery import Celery
+print(*(name for name in Celery("another").tasks if name.startswith("bench.")))
+"""
+    assert "" == in_python(program).strip()
