@@ -14,6 +14,7 @@ from celery.concurrency.asynpool import AsynPool
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from celery_batch import BatchTask
+from celery_batch.compat.billiard import PoolPipe
 from celery_batch.worker.dispatch.job_submitter import JobSubmitter
 
 INBOX = 7
@@ -326,3 +327,20 @@ def test_neighbours_know_each_other_until_one_has_an_answer():
     ahead.job_left(first)
 
     assert set() == second.neighbours
+
+
+def test_a_job_does_not_run_while_the_pool_reports_its_end():
+    """The pool has marked the process as idle, and gives it away before it calls back."""
+    worker = Worker()
+    inner, seen = worker.pool._pool, []
+    ends, other = inner._cache.setdefault("ends", object()), object()
+
+    def handle(*_: Any) -> None:
+        seen.append([pipe.is_ending(ends), pipe.is_ending(other), pipe.is_ending(None)])
+
+    inner._result_handler.state_handlers[READY] = handle
+    pipe = PoolPipe(worker.pool)
+    inner._result_handler.state_handlers[READY]("ends", None, None, INBOX)
+
+    assert [[True, False, False]] == seen
+    assert not pipe.is_ending(ends)

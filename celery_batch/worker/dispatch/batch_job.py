@@ -149,7 +149,8 @@ class BatchJob:
 
     def runs_in(self, pipe: PoolPipe) -> bool:
         """Return whether the pool's process has accepted it and still runs it."""
-        return self.accepted and not pipe.is_ending(self._result())
+        has_left = self._ended or not self.is_in_pool or pipe.is_ending(self._result())
+        return self.accepted and not has_left
 
     @property
     def has_ended(self) -> bool:

@@ -228,7 +228,7 @@ def test_a_store_that_is_away(place: Place):
         queue=queue, conf={"batch_payload_store": "redis://127.0.0.1:1/0"}
     ) as worker:
         waiting = place.weigh.apply_async((large(1), "x"), queue=queue)
-        eventually(lambda: "Could not read what is stored" in worker.log, "a try to read")
+        eventually(lambda: "Could not read the stored values" in worker.log, "a try to read")
 
         found = [place.echo_value.apply_async((n,), queue=queue) for n in range(3)]
         assert [0, 1, 2] == place.get(found)
