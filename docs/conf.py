@@ -30,8 +30,11 @@ myst_heading_anchors = 4
 autodoc_class_signature = "separated"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # docstrings name types where they are not plain
-# Of this machine, and made up.
-linkcheck_ignore = [r"https?://(localhost|127\.0\.0\.1|[\w.]*example\.(com|org))"]
+# Of this machine, made up, and to files of this repository, which a test looks for.
+linkcheck_ignore = [
+    r"https?://(localhost|127\.0\.0\.1|[\w.]*example\.(com|org))",
+    re.escape(_REPOSITORY),
+]
 linkcheck_anchors_ignore_for_url = [r"https://github\.com/"]  # drawn by a script
 linkcheck_timeout = 20
 # Without a network there are no inventories of other projects.
