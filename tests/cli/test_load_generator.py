@@ -133,7 +133,7 @@ def test_a_late_request_expires_when_its_time_is_up():
     outcomes = run(task, [0.0, 0.0, 0.0], [(1, None)] * 3, timeout=2.0)
 
     assert len(task.options) == 2
-    assert task.options[1]["expires"] <= 0.5
+    assert task.options[1]["expires"] < 0.6
     assert [TIMEOUT] * 3 == [outcome.error for outcome in outcomes]
     assert outcomes[2].sent is None
     assert outcomes[2].ended - outcomes[2].due == pytest.approx(2.0)
