@@ -26,7 +26,7 @@ from tests.seeds import SEED, VARIABLE
 from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server
 from tests.services.shop import ROOT, Shop, Worker, emptied, open_shop
 
-pytest_plugins = ["tests.quarantine", "tests.rows.skips", "tests.time_limit"]
+pytest_plugins = ["tests.rows.skips", "tests.time_limit"]
 
 #: Tests of these folders share servers or workers, so one process runs all of them.
 _TOGETHER = ("tests/integration/features",)
