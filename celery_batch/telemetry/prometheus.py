@@ -1,5 +1,4 @@
 """
-
 A worker's metrics as Prometheus metric families.
 
 Nothing is counted here: each scrape converts what the meter has counted.
@@ -8,6 +7,7 @@ Nothing is counted here: each scrape converts what the meter has counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -87,12 +87,9 @@ _BY_LABEL: dict[str, tuple[str, str, Callable[[Tally], Mapping[str, int]]]] = {
 
 #: Counters of a task queue, by their names in its report; absent where the task has no such option.
 _TASK_QUEUE_COUNTERS = {
-    "cost": ("cost", "Cost of the rows that ran; of tasks with a cost."),
-    "padded_cost": (
-        "padded_cost",
-        "Cost of the model calls, with their padding; of tasks with a cost.",
-    ),
-    "padding_rows": ("padding_rows", "Rows that filled calls up; of tasks with fixed sizes."),
+    "cost": "Cost of the rows that ran; of tasks with a cost.",
+    "padded_cost": "Cost of the model calls, with their padding; of tasks with a cost.",
+    "padding_rows": "Rows that filled calls up; of tasks with fixed sizes.",
 }
 
 #: How requests of a task with a latency target ended, by their names in its report.
@@ -160,31 +157,32 @@ def families(
     for name, (text, of) in _HISTOGRAMS.items():
         yield _histogram(name, text, {task: of(tally) for task, tally in tallies.items()})
     for name, (text, number) in _COUNTERS.items():
-        counter = CounterMetricFamily(f"celery_batch_{name}", text, labels=["task"])
-        for task, tally in tallies.items():
-            counter.add_metric([task], number(tally))
-        yield counter
+        yield _counter(name, text, {(task,): number(tally) for task, tally in tallies.items()})
     for name, (label, text, counts) in _BY_LABEL.items():
-        counter = CounterMetricFamily(f"celery_batch_{name}", text, labels=["task", label])
-        for task, tally in tallies.items():
-            for value, count in sorted(counts(tally).items()):
-                counter.add_metric([task, str(value)], count)
-        yield counter
-    yield from _task_queue_gauges(tasks)
-    yield from _task_queue_counters(tasks)
+        numbers = {
+            (task, str(value)): count
+            for task, tally in tallies.items()
+            for value, count in sorted(counts(tally).items())
+        }
+        yield _counter(name, text, numbers, "task", label)
+    for key, (name, text) in _GAUGES.items():
+        yield _gauge(name, text, _reported(tasks, key))
+    for name, text in _TASK_QUEUE_COUNTERS.items():
+        yield _counter(name, text, _reported(tasks, name))
     yield from _target_metrics(tasks)
     yield from _worker_metrics(idle, processes, refused)
-    yield _labelled(
+    yield _gauge(
         "queue_depth",
         "Messages that wait in the broker (Redis, RabbitMQ); all workers report the same.",
+        {(queue,): depth for queue, depth in depths.items()},
         "queue",
-        depths,
     )
-    info = GaugeMetricFamily(
-        "celery_batch_worker_info", "The worker and its release; always 1.", labels=list(labels)
-    )
-    info.add_metric(list(labels.values()), 1)
-    yield info
+    text = "The worker and its release; always 1."
+    yield _gauge("worker_info", text, {tuple(labels.values()): 1}, *labels)
+
+
+#: Numbers by the values of their labels.
+_Numbers = Mapping[tuple[str, ...], float]
 
 
 def _histogram(name: str, text: str, histograms: Mapping[str, Histogram]) -> Metric:
@@ -196,42 +194,35 @@ def _histogram(name: str, text: str, histograms: Mapping[str, Histogram]) -> Met
     return family
 
 
-def _labelled(name: str, text: str, label: str, numbers: Mapping[str, float]) -> Metric:
-    gauge = GaugeMetricFamily(f"celery_batch_{name}", text, labels=[label])
-    for value, number in numbers.items():
-        gauge.add_metric([value], float(number))
-    return gauge
+def _family(kind: Any, name: str, text: str, numbers: _Numbers, *labels: str) -> Metric:
+    family = kind(f"celery_batch_{name}", text, labels=labels or ["task"])
+    for values, number in numbers.items():
+        family.add_metric(values, float(number))
+    return family  # type: ignore[no-any-return]
 
 
-def _task_queue_gauges(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
-    for key, (name, text) in _GAUGES.items():
-        numbers = {task: state[key] for task, state in tasks.items() if state.get(key) is not None}
-        yield _labelled(name, text, "task", numbers)
+_counter, _gauge = partial(_family, CounterMetricFamily), partial(_family, GaugeMetricFamily)
 
 
-def _task_queue_counters(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
-    for key, (name, text) in _TASK_QUEUE_COUNTERS.items():
-        counter = CounterMetricFamily(f"celery_batch_{name}", text, labels=["task"])
-        for task, state in tasks.items():
-            if key in state:
-                counter.add_metric([task], state[key])
-        yield counter
+def _reported(tasks: Mapping[str, Mapping[str, Any]], key: str) -> _Numbers:
+    return {(task,): state[key] for task, state in tasks.items() if state.get(key) is not None}
 
 
 def _target_metrics(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     chosen = {task: state["latency"] for task, state in tasks.items() if "latency" in state}
-    counter = CounterMetricFamily(
-        "celery_batch_target_requests",
+    yield _counter(
+        "target_requests",
         f"Requests of tasks with a latency target: {', '.join(_TARGET_OUTCOMES)}.",
-        labels=["task", "outcome"],
+        {
+            (task, each): latency[each]
+            for task, latency in chosen.items()
+            for each in _TARGET_OUTCOMES
+        },
+        "task",
+        "outcome",
     )
-    for task, latency in chosen.items():
-        for outcome in _TARGET_OUTCOMES:
-            counter.add_metric([task, outcome], latency[outcome])
-    yield counter
-    limits = {task: latency["limit"] for task, latency in chosen.items()}
     text = "Most rows, or cost, of the next batch, as chosen for target_latency."
-    yield _labelled("chosen_limit", text, "task", limits)
+    yield _gauge("chosen_limit", text, {(task,): each["limit"] for task, each in chosen.items()})
 
 
 def _worker_metrics(idle: float, processes: int, refused: int) -> Iterator[Metric]:
