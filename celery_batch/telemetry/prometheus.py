@@ -21,8 +21,8 @@ from prometheus_client.utils import floatToGoString
 
 from celery_batch.batching.batch import Reason
 from celery_batch.telemetry.histogram import Histogram
+from celery_batch.telemetry.meter import Tally
 from celery_batch.telemetry.report import End, RequestEnd
-from celery_batch.telemetry.tally import Tally
 
 __all__ = ["families"]
 

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_batch.telemetry.histogram import Histogram
-from celery_batch.telemetry.meter import DeviceIdle, Meter
+from celery_batch.telemetry.meter import DeviceIdle, Meter, Tally
 from celery_batch.telemetry.report import BatchReport, End, RequestEnd, Work
-from celery_batch.telemetry.tally import Tally
 
 SECONDS = st.floats(min_value=0, max_value=20, allow_nan=False)
 
@@ -133,7 +132,8 @@ def test_batches_of_a_task_are_added_up():
         )
     )
     meter.add(report(end=End.LOST, outcomes={RequestEnd.AGAIN: 2}, waits=[], work=Work(), poison=1))
-    meter.add_outcome("double", RequestEnd.EXPIRED, 3)
+    for _ in range(3):
+        meter.add_outcome("double", RequestEnd.EXPIRED)
     summary = meter.summary("double")
 
     assert 3 == summary["ended"]
