@@ -37,11 +37,9 @@ class _Entry:
     """What is known of one task on one queue."""
 
     def __init__(self) -> None:
-        self.requested = 0.0
-        self.answer: Future[Answer] | None = None
-        self.answered = float("-inf")
-        #: Of callers that wait for the next answer.
-        self.waiting: list[Future[Answer]] = []
+        self.requested = self.answered = 0.0
+        #: The last answer, or the next one, for all that wait for it.
+        self.answer: Future[Answer] = Future()
 
 
 class ServedPoller(BrokerPoller):
@@ -60,16 +58,17 @@ class ServedPoller(BrokerPoller):
         with self._lock:
             entry = self._entries.setdefault((queue, task), _Entry())
             entry.requested = now
-            if entry.answer is not None and now - entry.answered <= FRESH:
-                return entry.answer
-            future: Future[Answer] = Future()
-            entry.waiting.append(future)
+            answer = entry.answer
+            if answer.done():
+                if now - entry.answered <= FRESH:
+                    return answer
+                answer = entry.answer = Future()
         try:
             self._thread.wake()
         except RuntimeError:  # the interpreter is ending, or there are too many threads
             self._poll()
             self._close_reader()
-        return future
+        return answer
 
     def _poll(self) -> float | None:
         """Poll each pair of recent calls once; return the seconds until the next poll."""
@@ -78,7 +77,7 @@ class ServedPoller(BrokerPoller):
             wanted = [
                 pair
                 for pair, each in self._entries.items()
-                if each.requested >= recent or each.waiting
+                if each.requested >= recent or not each.answer.done()
             ]
             if not wanted:
                 self._entries.clear()
@@ -86,22 +85,20 @@ class ServedPoller(BrokerPoller):
         for pair in wanted:
             self._refresh(pair)
         with self._lock:
-            return 0.0 if any(each.waiting for each in self._entries.values()) else _INTERVAL
+            is_answered = all(each.answer.done() for each in self._entries.values())
+            return _INTERVAL if is_answered else 0.0
 
     def _refresh(self, pair: tuple[str, str]) -> None:
-        answer: Future[Answer] = Future()
         try:
             found: Answer = self._is_served(*pair)
         except Exception as error:  # noqa: BLE001 (whatever a transport raises)
             found = str(error) or type(error).__name__
-        answer.set_result(found)
         with self._lock:
             entry = self._entries[pair]
-            entry.answer, entry.answered = answer, time.monotonic()
-            waiting, entry.waiting = entry.waiting, []
-        for each in waiting:
-            if each.set_running_or_notify_cancel():
-                each.set_result(found)
+            if entry.answer.done():
+                entry.answer = Future()
+            entry.answer.set_result(found)
+            entry.answered = time.monotonic()
 
     def _is_served(self, queue: str, task: str) -> bool:
         if not self._can_read:
@@ -135,7 +132,8 @@ async def ais_served(task: Any, queue: Any, timeout: float) -> bool:  # noqa: AS
     if answer.done():
         return _checked(task, answer.result())
     try:
-        found = await asyncio.wait_for(asyncio.wrap_future(answer), timeout)
+        # Shielded: others wait for the same answer.
+        found = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(answer)), timeout)
     except TimeoutError:
         found = _TIMED_OUT.format(timeout)
     return _checked(task, found)
