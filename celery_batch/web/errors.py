@@ -14,7 +14,7 @@ from kombu.exceptions import EncodeError, OperationalError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_batch.client.results.result import copied
+from celery_batch.client.results.result import copied, raised_as
 from celery_batch.compat.older_celery import is_lost_backend
 from celery_batch.errors import BatchError, DeadlineExceeded, OutOfMemory, PoisonItem, QueueFull
 
@@ -126,9 +126,7 @@ def task_error(exception: BaseException) -> BaseException:
     except Exception:  # noqa: BLE001 (whatever a class of the user's raises)
         return copied(exception)
     twin.args = exception.args
-    twin.__cause__, twin.__context__ = exception.__cause__, exception.__context__
-    twin.__suppress_context__ = exception.__suppress_context__
-    return twin.with_traceback(exception.__traceback__)
+    return raised_as(exception, twin)
 
 
 @cache
@@ -148,7 +146,7 @@ _REVOKED = (503, "TaskRevoked", "The task was revoked before it ran.")
 _NO_BACKEND = (503, "BackendUnreachable", "The result backend cannot be reached.")
 
 #: Exceptions of Celery, billiard and kombu by their classes.
-_CELERYS: tuple[tuple[tuple[type[BaseException], ...], tuple[int, str, str]], ...] = (
+_CELERYS: tuple[tuple[tuple[type[Exception], ...], tuple[int, str, str]], ...] = (
     (
         (SoftTimeLimitExceeded, TimeLimitExceeded),
         (504, "TimeLimitExceeded", "The model took longer than its time limit."),
@@ -156,26 +154,14 @@ _CELERYS: tuple[tuple[tuple[type[BaseException], ...], tuple[int, str, str]], ..
     ((WorkerLostError,), (503, "WorkerLost", "The worker process ended while it ran the task.")),
     ((CeleryTimeoutError,), (504, "DeadlineExceeded", "There was no answer in time.")),
     ((OperationalError,), (503, "BrokerUnreachable", "The broker cannot be reached.")),
-    (
-        (RedisConnectionError, RedisTimeoutError),
-        _NO_BACKEND,
-    ),
+    ((RedisConnectionError, RedisTimeoutError), _NO_BACKEND),
     ((EncodeError,), (422, "EncodeError", "An input cannot be encoded for the task.")),
 )
 
 #: The exceptions that a framework hands to `http_error`.
 ERRORS: tuple[type[Exception], ...] = (
-    BatchError,
-    CeleryTimeoutError,
-    EncodeError,
-    OperationalError,
-    RedisConnectionError,
-    RedisTimeoutError,
-    SoftTimeLimitExceeded,
-    TaskFailed,
-    TaskRevokedError,
-    TimeLimitExceeded,
-    WorkerLostError,
+    *(BatchError, TaskFailed, TaskRevokedError),
+    *(kind for kinds, _ in _CELERYS for kind in kinds),
 )
 
 
@@ -183,11 +169,8 @@ def _described(exception: BaseException) -> tuple[int, str, str]:
     name = type(exception).__name__
     if isinstance(exception, BatchError):
         never_fits = isinstance(exception, QueueFull) and exception.retry_after is None
-        return (
-            (413, name, _NEVER_FITS)
-            if never_fits
-            else (exception.status_code, name, _message_of(exception))
-        )
+        status = 413 if never_fits else exception.status_code
+        return status, name, _NEVER_FITS if never_fits else _message_of(exception)
     if isinstance(exception, TaskRevokedError):
         return _EXPIRED if str(exception) == "expired" else _REVOKED
     is_of_task = isinstance(exception, TaskFailed)

@@ -40,6 +40,7 @@ __all__ = [
     "copied",
     "decode_meta",
     "forget_many",
+    "raised_as",
 ]
 
 _JSON = "application/json"
@@ -519,8 +520,11 @@ def copied(error: BaseException) -> BaseException:
         twin = copy(error)
     except Exception:  # noqa: BLE001 (its class has arguments of its own)
         return error
-    if type(twin) is not type(error) or twin.args != error.args:
-        return error
+    return raised_as(error, twin) if (type(twin), twin.args) == (type(error), error.args) else error
+
+
+def raised_as(error: BaseException, twin: BaseException) -> BaseException:
+    """Return another error, with the cause, the context and the traceback of one."""
     twin.__cause__, twin.__context__ = error.__cause__, error.__context__
     twin.__suppress_context__ = error.__suppress_context__
     return twin.with_traceback(error.__traceback__)
