@@ -239,9 +239,9 @@ class BatchTask(ChunkCalls, ClientMethods):
     def _run_item(self, *args: Any, **kwargs: Any) -> Any:
         answer = pending_answer.pop(self.request.id)
         if answer is None and self.request.get(PAYLOADS):  # a worker without our strategy
-            reading = import_module("celery_batch.payloads.reading")
+            stored = import_module("celery_batch.payloads.arguments")
             self.request.batch_unread = True  # for `retry`: no later try would have them
-            args, kwargs = reading.with_values(self.app, self.request, args, kwargs)
+            args, kwargs = stored.with_values(self.app, self.request, args, kwargs)
             self.request.update(batch_unread=False, args=args, kwargs=kwargs)
         rows = self._call_rows(args, kwargs)
         if answer is not None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from celery.backends.redis import RedisBackend
+from kombu.exceptions import OperationalError
+from kombu.utils.functional import retry_over_time
 
 from celery_batch.config import PayloadSettings, SettingsSnapshot
 from celery_batch.errors import InvalidPayload, MessageTooLarge
-from celery_batch.payloads.store import PayloadStore, RedisPayloads, open_store
+from celery_batch.payloads.store import PayloadStore, RedisPayloads, StoreError, open_store
+from celery_batch.payloads.values import PayloadReference
 
 __all__ = ["SERIALIZERS", "AppPayloads", "seconds_until"]
 
@@ -114,6 +118,29 @@ class AppPayloads:
                 f" batch_max_payload_size"
             )
         return None
+
+    def read(
+        self, reference: PayloadReference, task_id: str, policy: Mapping[str, Any]
+    ) -> list[memoryview]:
+        """
+        Return the values that are stored beside a message or a result.
+
+        Args:
+            reference: To the values, which are `why_unreadable` for no reason.
+            task_id: Of the call.
+            policy: How often to try again, as Celery's backends do.
+
+        Raises:
+            InvalidPayload: They are gone, or not what was stored.
+            OperationalError: The store cannot be reached.
+        """
+        get = cast("PayloadStore", self.store).get
+        what = [reference.key(task_id)], [reference.total]
+        try:
+            (data,) = retry_over_time(get, StoreError, what, **policy)
+        except StoreError as error:
+            raise OperationalError(f"The payload store cannot be reached: {error}") from error
+        return reference.split(data)
 
     def warn_once(self, text: str, *args: Any) -> None:
         """Log a warning, the first time."""

@@ -6,11 +6,9 @@ import logging
 from typing import Any
 
 from celery import states
-from kombu.exceptions import OperationalError
-from kombu.utils.functional import retry_over_time
 
 from celery_batch.errors import InvalidPayload
-from celery_batch.payloads import sending
+from celery_batch.payloads import arguments
 from celery_batch.payloads.app_payloads import SERIALIZERS, AppPayloads
 from celery_batch.payloads.store import StoreError
 from celery_batch.payloads.values import PayloadReference, Payloads, put_back, take_out
@@ -38,7 +36,7 @@ _FOR_EVER = 3.2e9
 
 def may_be_large(output: Any) -> bool:
     """Return whether an output may have a part that is to be stored; quick for small ones."""
-    return sending.may_be_large((output,), None)
+    return arguments.may_be_large((output,), None)
 
 
 def with_stored_result(backend: Any, meta: dict[str, Any]) -> dict[str, Any]:
@@ -94,8 +92,7 @@ def restored(backend: Any, meta: dict[str, Any]) -> dict[str, Any]:
     """
     header = meta.pop(PAYLOADS)
     try:
-        reference = PayloadReference.from_header(header)
-        parts = reference.split(_read(backend, reference, meta))
+        parts = _read(backend, PayloadReference.from_header(header), meta)
         for name in _LARGE:
             if name in meta:
                 meta[name] = put_back(meta[name], parts)
@@ -105,19 +102,13 @@ def restored(backend: Any, meta: dict[str, Any]) -> dict[str, Any]:
     return meta
 
 
-def _read(backend: Any, reference: PayloadReference, meta: Any) -> Any:
+def _read(backend: Any, reference: PayloadReference, meta: Any) -> list[memoryview]:
     payloads = AppPayloads.of(backend.app)
     if payloads.store is None:
         raise InvalidPayload("this process has no payload store: set batch_payload_store")
     if reference.total > payloads.settings.most:
         raise InvalidPayload(f"it has {reference.total} bytes, more than batch_max_payload_size")
-    keys, sizes = [reference.key(str(meta["task_id"]))], [reference.total]
-    get, policy = payloads.store.get, backend.retry_policy
-    try:
-        (data,) = retry_over_time(get, StoreError, (keys, sizes), **policy)
-    except StoreError as error:
-        raise OperationalError(f"The payload store cannot be reached: {error}") from error
-    return data
+    return payloads.read(reference, str(meta["task_id"]), backend.retry_policy)
 
 
 def forget_payload(backend: Any, meta: Any) -> None:

@@ -189,8 +189,6 @@ class RedisPayloads(PayloadStore):
             pipeline.getrange(self._prefix + key, 0, size)
         found = pipeline.execute(raise_on_error=False)
         for error in found:
-            if isinstance(error, NoPermissionError):  # of older access rules, which allow MGET
-                return list(self._client.mget([self._prefix + key for key in keys]))
             if isinstance(error, Exception) and not _is_other_type(error):
                 raise error
         return [data or None if isinstance(data, bytes) else None for data in found]

@@ -14,7 +14,7 @@ import numpy as np
 from celery import Celery
 
 from celery_batch import BatchTask
-from celery_batch.payloads.sending import with_stored_values
+from celery_batch.payloads.arguments import with_stored_values
 
 __all__ = ["Clients", "Item"]
 

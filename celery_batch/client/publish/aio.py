@@ -26,7 +26,7 @@ from celery_batch.client.publish.send_many import apply_many
 from celery_batch.client.results.listener import is_listening
 from celery_batch.client.results.result import copied
 from celery_batch.client.results.waiting import LoopWaker
-from celery_batch.payloads.sending import may_be_large
+from celery_batch.payloads.arguments import may_be_large
 
 __all__ = [
     "LoopCall",

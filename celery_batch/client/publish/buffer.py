@@ -22,7 +22,7 @@ from typing import Any
 
 from celery_batch.client.results.result import copied
 from celery_batch.compat.deadline import current_deadline
-from celery_batch.payloads.sending import Uploads
+from celery_batch.payloads.arguments import Uploads
 
 __all__ = [
     "MOST_CHARACTERS",

@@ -47,7 +47,7 @@ from celery_batch.client.results.listener import listener_for, why_not_notified
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.fast_paths import PathState, states_in_words
 from celery_batch.payloads.app_payloads import AppPayloads
-from celery_batch.payloads.sending import may_be_large, with_stored_values
+from celery_batch.payloads.arguments import may_be_large, with_stored_values
 from celery_batch.protocol import READS_PAYLOADS, REPLY_HEADER, SENT
 from celery_batch.serialization.arrays import describe
 from celery_batch.serialization.typed_json import escape_dicts

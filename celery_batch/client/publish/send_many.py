@@ -17,7 +17,7 @@ from celery_batch.client.publish.publisher import Publisher
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.errors import BatchError, ConfigurationError
-from celery_batch.payloads.sending import may_be_large, with_stored_values
+from celery_batch.payloads.arguments import may_be_large, with_stored_values
 from celery_batch.protocol import PAYLOADS
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Stores the large arguments of a call beside its message."""
+"""Stores the large arguments of a call beside its message, and reads them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from uuid import uuid4
 from kombu.exceptions import OperationalError
 from kombu.utils.functional import retry_over_time
 
-from celery_batch.errors import MessageTooLarge
+from celery_batch.errors import InvalidPayload, MessageTooLarge
 from celery_batch.payloads.app_payloads import SERIALIZERS, AppPayloads, seconds_until
 from celery_batch.payloads.store import StoreError, StoreRefused
-from celery_batch.payloads.values import JSON, Payloads, take_out
+from celery_batch.payloads.values import JSON, PayloadReference, Payloads, put_back, take_out
 from celery_batch.protocol import PAYLOADS
 from celery_batch.serialization.stored_value import StoredValue
 from celery_batch.serialization.typed_json import encode_json
 
-__all__ = ["Uploads", "may_be_large", "with_stored_values"]
+__all__ = ["Uploads", "may_be_large", "with_stored_values", "with_values"]
 
 #: Types of arguments that are never stored, whatever their value; texts only if they are long.
 _SMALL = frozenset((int, float, bool, type(None)))
@@ -233,3 +233,30 @@ def _seconds_until_due(task: Any, options: Mapping[str, Any]) -> float:
     expires = options.get("expires", task.expires)
     found = [options.get("countdown"), options.get("eta"), expires]
     return max(map(seconds_until, found))
+
+
+def with_values(app: Any, request: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """
+    Return the arguments of a call with their stored values, for a worker that runs it alone.
+
+    Args:
+        app: The Celery app.
+        request: Celery's context of the call.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+
+    Raises:
+        InvalidPayload: The values are gone, or not what was stored.
+        MessageTooLarge: They are larger than ``batch_max_payload_size``.
+        OperationalError: The store cannot be reached.
+    """
+    try:
+        reference = PayloadReference.from_header(request.get(PAYLOADS))
+    except ValueError as error:
+        raise InvalidPayload(str(error)) from error
+    payloads = AppPayloads.of(app)
+    why_not = payloads.why_unreadable(reference.total)
+    if why_not is not None:
+        raise why_not
+    parts = payloads.read(reference, request.id, app.backend.retry_policy)
+    return put_back(args, parts), put_back(kwargs, parts)
