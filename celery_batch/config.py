@@ -33,12 +33,14 @@ __all__ = [
     "changeable_options",
     "did_you_mean",
     "disabled_fast_paths",
+    "is_above_zero",
     "isolates_failures",
     "max_queue_of",
     "max_worker_losses",
     "milliseconds_warnings",
     "outputs_of",
     "policy_of",
+    "require",
     "steps_of",
     "usual_messages",
 ]
@@ -142,7 +144,7 @@ class Settings:
         disabled_fast_paths(app)
         for name in ("batch_bulk", "batch_overlap"):
             switch = _setting(app, name)
-            _require(isinstance(switch, bool), name, "True or False", switch)
+            require(isinstance(switch, bool), name, "True or False", switch)
         devices = _setting(app, "batch_devices")
         timeout, lease = _seconds(app, "batch_load_timeout"), _seconds(app, "batch_lease")
         if isinstance(devices, str):
@@ -150,7 +152,7 @@ class Settings:
         chosen = tuple(map(_device, devices)) if devices else None
         metrics = _setting(app, "batch_metrics")
         url = _setting(app, "batch_cache_url")
-        _require(url is None or isinstance(url, str), "batch_cache_url", "the URL of a Redis", url)
+        require(url is None or isinstance(url, str), "batch_cache_url", "the URL of a Redis", url)
         return cls(chosen, timeout, _message_size(app), lease, _queue_name(app), metrics)
 
 
@@ -208,11 +210,11 @@ class PayloadSettings:
         store = _setting(app, "batch_payload_store")
         expected = "a URL, None for the Redis of the results, or False"
         is_url = isinstance(store, str) and store
-        _require(store in (None, False) or is_url, "batch_payload_store", expected, store)
+        require(store in (None, False) or is_url, "batch_payload_store", expected, store)
         sizes = []
         for name in ("batch_payload_threshold", "batch_max_payload_size"):
             size = _setting(app, name)
-            _require(_is_positive(size), name, "a whole number of bytes above 0", size)
+            require(_is_positive(size), name, "a whole number of bytes above 0", size)
             sizes.append(size)
         expires = _seconds(app, "batch_payload_expires")
         return cls(store, sizes[0], expires, sizes[1], _message_size(app))
@@ -230,7 +232,7 @@ def disabled_fast_paths(app: Any) -> frozenset[str]:
     if isinstance(names, str):
         names = [name.strip() for name in names.split(",") if name.strip()]
     is_list = isinstance(names, Collection)
-    _require(is_list, setting, 'the names of fast paths, or "all"', names)
+    require(is_list, setting, 'the names of fast paths, or "all"', names)
     for name in names:
         if name not in (*FAST_PATHS, "all"):
             near = did_you_mean(str(name), (*FAST_PATHS, "all"))
@@ -248,7 +250,7 @@ def isolates_failures(task: Any) -> bool:
     """
     isolates = _option(task, "isolate_failures")
     name = f"{task.name}.isolate_failures"
-    _require(isinstance(isolates, bool), name, "True or False", isolates)
+    require(isinstance(isolates, bool), name, "True or False", isolates)
     return isolates  # type: ignore[no-any-return]
 
 
@@ -260,7 +262,7 @@ def outputs_of(task: Any) -> str:
         ConfigurationError: The option or the setting is wrong.
     """
     outputs = _option(task, "outputs")
-    _require(outputs in ("arrays", "lists"), f"{task.name}.outputs", '"arrays" or "lists"', outputs)
+    require(outputs in ("arrays", "lists"), f"{task.name}.outputs", '"arrays" or "lists"', outputs)
     return outputs  # type: ignore[no-any-return]
 
 
@@ -273,7 +275,7 @@ def max_worker_losses(task: Any) -> int:
     """
     losses = _option(task, "max_worker_losses")
     name = f"{task.name}.max_worker_losses"
-    _require(_is_positive(losses), name, "a whole number of at least 1", losses)
+    require(_is_positive(losses), name, "a whole number of at least 1", losses)
     return losses  # type: ignore[no-any-return]
 
 
@@ -292,7 +294,7 @@ def max_queue_of(app: Any, task: Any = None) -> int | None:
     most = _setting(app, "batch_max_queue") if own is None else own
     name = "batch_max_queue" if own is None else f"{task.name}.max_queue"
     expected = "a whole number of at least 1, or None for any number"
-    _require(most is None or _is_positive(most), name, expected, most)
+    require(most is None or _is_positive(most), name, expected, most)
     return most  # type: ignore[no-any-return]
 
 
@@ -427,7 +429,7 @@ def _without_namespace(key: str, namespace: str | None) -> str:
 def _message_size(app: Any) -> int | None:
     name, expected = "batch_max_message_size", "a whole number of bytes above 0, or None"
     size = _setting(app, name)
-    _require(size is None or _is_positive(size), name, expected, size)
+    require(size is None or _is_positive(size), name, expected, size)
     return size  # type: ignore[no-any-return]
 
 
@@ -441,7 +443,7 @@ def _queue_name(app: Any) -> str | None:
     name = "batch_dead_letter_queue"
     queue = _setting(app, name)
     is_name = isinstance(queue, str) and queue
-    _require(queue is None or is_name, name, "the name of a queue", queue)
+    require(queue is None or is_name, name, "the name of a queue", queue)
     return queue  # type: ignore[no-any-return]
 
 
@@ -460,9 +462,15 @@ def _has_size(task: Any) -> bool:
     return task.max_batch_size is not None or task.app.conf.get("batch_max_size") is not None
 
 
-def _require(is_valid: object, name: str, expected: str, value: object) -> None:
+def require(is_valid: object, name: str, expected: str, value: object) -> None:
+    """Raise an error that names a setting or an option, and what is expected of it."""
     if not is_valid:
         raise ConfigurationError(f"{name}: must be {expected}, got {value!r}")
+
+
+def is_above_zero(value: object) -> bool:
+    """Return whether a value is a finite number above 0."""
+    return isinstance(value, (int, float)) and value is not True and 0 < value < math.inf
 
 
 def _is_positive(value: object) -> bool:
@@ -471,6 +479,5 @@ def _is_positive(value: object) -> bool:
 
 def _seconds(app: Any, name: str) -> float:
     seconds = _setting(app, name)
-    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-    _require(is_number and 0 < seconds < math.inf, name, "seconds above 0", seconds)
+    require(is_above_zero(seconds), name, "seconds above 0", seconds)
     return float(seconds)

@@ -31,11 +31,17 @@ from celery_batch.config import (
 )
 from celery_batch.defaults import Rows, Seconds
 from celery_batch.errors import ConfigurationError
-from celery_batch.item_cost import check_queue_cost, check_sort_window, item_cost_of
-from celery_batch.item_key import ItemKey, item_key_of
-from celery_batch.pending_answer import RetryItem, RunAgain, pending_answer, retry_options
+from celery_batch.items.functions import (
+    ItemKey,
+    check_queue_cost,
+    check_sort_window,
+    item_cost_of,
+    item_key_of,
+)
+from celery_batch.items.pending_answer import RetryItem, RunAgain, pending_answer, retry_options
+from celery_batch.items.rows import CallRows, ChunkCalls, row_count_header, run_calls
+from celery_batch.items.shapes import check_shapes, fixed_sizes_of
 from celery_batch.protocol import PAYLOADS
-from celery_batch.rows import CallRows, ChunkCalls, row_count_header, run_calls
 from celery_batch.runtime.item_cost import ItemCost
 from celery_batch.runtime.model import Model
 from celery_batch.runtime.registry import instance_of, keep_key_option, key_option
@@ -51,11 +57,10 @@ from celery_batch.serialization.arrays import split_rows
 from celery_batch.serialization.lists import list_rows
 from celery_batch.serialization.row_digest import check_version
 from celery_batch.serialization.typed_json import register_types
-from celery_batch.shapes import check_shapes, fixed_sizes_of
-from celery_batch.task_class import keep_app_class
 from celery_batch.task_options import (
     NO_PYDANTIC,
     check_model_options,
+    keep_app_class,
     listable_signature,
     refuse_unknown_options,
 )

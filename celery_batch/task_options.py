@@ -1,9 +1,16 @@
-"""Checks the options and the function of a batch task."""
+"""
+Checks the options and the function of a batch task, and keeps the app's own task class.
+
+Celery uses ``base=`` instead of the app's task class.  Frameworks put what their tasks
+need into that class: Flask's pushes the app's context, Django's sends on commit.
+"""
 
 from __future__ import annotations
 
 import inspect
 from typing import Any
+
+from celery.utils.imports import symbol_by_name
 
 from celery_batch.compat.older_celery import is_pydantic
 from celery_batch.config import did_you_mean
@@ -13,6 +20,7 @@ from celery_batch.runtime.model import Model
 __all__ = [
     "NO_PYDANTIC",
     "check_model_options",
+    "keep_app_class",
     "listable_signature",
     "refuse_unknown_options",
 ]
@@ -48,6 +56,8 @@ _UNDECLARED = {
     *("immediate", "mandatory"),
 }
 
+#: Attributes that make a task a batch task in a worker; an app's class must not override them.
+_OURS = ("Strategy", "Request")
 
 NO_PYDANTIC = (
     "pydantic=True checks one call at a time and cannot see lists;"
@@ -148,3 +158,57 @@ def listable_signature(cls: Any) -> inspect.Signature:
                 f" name the parameters"
             )
     return inspect.Signature(parameters)
+
+
+def keep_app_class(cls: Any, app: Any) -> None:
+    """
+    Insert the app's own task class before the base class of a new task.
+
+    Args:
+        cls: The task's class, as Celery's decorator makes it.
+        app: The Celery app.
+
+    Raises:
+        ConfigurationError: The two classes cannot be combined.
+    """
+    own, base = _app_class(app), cls.__bases__[0]
+    if issubclass(base, own):
+        return
+    try:
+        combined = type(f"{own.__name__}{base.__name__}", (own, base), _namespace(cls, base))
+        cls.__bases__ = (combined,)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{cls.name}: the app's task class {_path(own)} and {_path(base)} cannot be combined:"
+            f" {error}; give base= a class that derives from both"
+        ) from error
+    for name in _OURS:
+        if getattr(combined, name) != getattr(base, name):
+            raise ConfigurationError(
+                f"{cls.name}: the app's task class {_path(own)} has a {name} of its own, which"
+                f" batch tasks cannot use; give base= a class that derives from it and from"
+                f" {base.__name__}, with {name} = BatchTask.{name}"
+            )
+
+
+def _app_class(app: Any) -> Any:
+    """Return the task class of an app's ordinary tasks."""
+    own, declared = app.Task, symbol_by_name(app.task_cls)
+    # Celery derives a class with the app from the declared one. Any other class in `app.Task`
+    # was assigned by the user.
+    is_derived = own.__bases__ == (declared,) and own.__module__ == declared.__module__
+    return declared if is_derived and own.__name__ == "Task" else own
+
+
+def _namespace(cls: Any, base: Any) -> dict[str, Any]:
+    # `run` of the base: the app's class may define one, which is not the batch function.
+    return {
+        "abstract": True,
+        "run": base.run,
+        "__module__": cls.__module__,
+        "__doc__": base.__doc__,
+    }
+
+
+def _path(cls: Any) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -12,7 +12,7 @@ from celery import Celery
 from celery.app.task import Context
 
 from celery_batch import BatchTask, ChunkFailed, InvalidChunk
-from celery_batch.rows import MOST_ROWS, Chunk, chunk_of, row_count_header
+from celery_batch.items.rows import MOST_ROWS, Chunk, chunk_of, row_count_header
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery_batch import BatchTask, Model
 from celery_batch.config import LARGEST_BATCH
 from celery_batch.errors import ConfigurationError, InvalidCost, ItemTooLarge
-from celery_batch.interrupts import is_interrupt
-from celery_batch.item_cost import item_cost_of
+from celery_batch.items.functions import is_interrupt, item_cost_of
 from celery_batch.runtime.item_cost import ItemCost
 
 

@@ -13,7 +13,7 @@ from celery.exceptions import WorkerShutdown
 
 from celery_batch import BatchTask, Model
 from celery_batch.errors import ConfigurationError, InvalidChunk, InvalidKey
-from celery_batch.item_key import ItemKey
+from celery_batch.items.functions import ItemKey
 from celery_batch.runtime import registry
 
 

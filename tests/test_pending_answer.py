@@ -12,7 +12,12 @@ from celery import Celery, _state
 from celery.exceptions import Retry
 
 from celery_batch import ConfigurationError
-from celery_batch.pending_answer import PendingAnswer, RetryItem, pending_answer, retry_options
+from celery_batch.items.pending_answer import (
+    PendingAnswer,
+    RetryItem,
+    pending_answer,
+    retry_options,
+)
 from celery_batch.runtime.runner import Outcome
 from tests.making import join, make
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_batch import ChunkFailed
-from celery_batch.rows import Chunk, count_rows, run_calls
+from celery_batch.items.rows import Chunk, count_rows, run_calls
 from celery_batch.runtime.runner import ErrorPolicy, Runner
 
 

@@ -153,7 +153,7 @@ def test_the_padding_row_has_a_value_for_each_parameter(app, calls, row):
 
 def test_a_model_is_warmed_up_with_every_shape(app, caplog):
     """The largest first, then with its padding row; each task of it adds its own sizes."""
-    caplog.set_level(logging.INFO, "celery_batch.shapes")
+    caplog.set_level(logging.INFO, "celery_batch.items.shapes")
     Counter.as_task(app, name="shop.count")
     Counter.as_task(app, name="shop.few", batch_sizes=(2,))
     load_models(app, ["shop.count", "shop.few"])
@@ -252,7 +252,7 @@ def test_a_function_is_warmed_up_with_its_own_example(app, calls):
 
 def test_without_lengths_the_padding_row_is_an_example(app, calls, caplog):
     """Of a function; without one there is nothing to warm up with, and the log says so."""
-    caplog.set_level(logging.INFO, "celery_batch.shapes")
+    caplog.set_level(logging.INFO, "celery_batch.items.shapes")
     task_of(app, calls, batch_sizes=(1, 2), padding_row=(5, 6))
     task_of(app, calls, "shop.bare", batch_sizes=(1, 2))
     load_models(app, ["shop.add", "shop.bare"])

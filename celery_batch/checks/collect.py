@@ -17,7 +17,7 @@ from celery_batch.checks.facts import Facts, Worker
 from celery_batch.compat.fast_paths import FastPaths, PathState
 from celery_batch.config import FAST_PATHS, Settings
 from celery_batch.errors import ConfigurationError
-from celery_batch.shapes import check_padding_cost
+from celery_batch.items.shapes import check_padding_cost
 from celery_batch.worker.scheduling.routing import batch_tasks, queue_of, routed_queues
 
 __all__ = ["collect", "devices_of", "pool_of", "trouble_of"]

@@ -27,8 +27,8 @@ from celery_batch.cli.trace import load_of, record
 from celery_batch.config import LARGEST_BATCH, policy_of, steps_of
 from celery_batch.errors import ConfigurationError, ModelError, OutOfMemory
 from celery_batch.formatting import figure, number
-from celery_batch.item_cost import item_cost_of
-from celery_batch.pending_answer import pending_answer
+from celery_batch.items.functions import item_cost_of
+from celery_batch.items.pending_answer import pending_answer
 from celery_batch.runtime import registry
 from celery_batch.runtime.registry import instance_of
 from celery_batch.runtime.signature import example_rows

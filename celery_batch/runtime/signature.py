@@ -198,9 +198,9 @@ def check_function(option: str, function: Any, signature: inspect.Signature) -> 
         ) from None
 
 
-def own_attribute(cls: type, name: str) -> Any:
-    """Return a class's attribute as it was written: a function is no method of its instances."""
-    found = inspect.getattr_static(cls, name)
+def own_attribute(thing: Any, name: str) -> Any:
+    """Return an attribute of a class, or of an object's class, as it was written: no method."""
+    found = inspect.getattr_static(thing if isinstance(thing, type) else thing.__class__, name)
     return getattr(found, "__func__", found)  # of a static method
 
 

@@ -28,7 +28,7 @@ from celery_batch.compat.celery import (
 from celery_batch.compat.fast_paths import FastPaths, PathState, states_in_words
 from celery_batch.config import LARGEST_BATCH, Settings, milliseconds_warnings, policy_of
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed
-from celery_batch.item_key import item_key_of
+from celery_batch.items.functions import item_key_of
 from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.payloads.release import PayloadRelease
 from celery_batch.runtime import registry

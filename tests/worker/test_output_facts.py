@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
-from celery_batch.rows import CallRows, Chunk
+from celery_batch.items.rows import CallRows, Chunk
 from celery_batch.runtime.runner import Runner, Timing
 from celery_batch.worker.dispatch.payload import Delivery
 from celery_batch.worker.executor.model_call import facts_of

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_batch.rows import CallRows, Chunk, columns_of
+from celery_batch.items.rows import CallRows, Chunk, columns_of
 from celery_batch.runtime.runner import Outcome
 from celery_batch.serialization.row_digest import RowDigest
 from celery_batch.telemetry.report import Reuse

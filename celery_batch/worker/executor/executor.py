@@ -39,10 +39,10 @@ from celery_batch.batching.batch import Reason
 from celery_batch.compat.celery import encode_results_with, result_reprs
 from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.errors import InvalidPayload
+from celery_batch.items.pending_answer import Answer, pending_answer
+from celery_batch.items.rows import CallRows
 from celery_batch.payloads.store import StoreError
-from celery_batch.pending_answer import Answer, pending_answer
 from celery_batch.protocol import TRACK_HEADER
-from celery_batch.rows import CallRows
 from celery_batch.runtime import registry
 from celery_batch.runtime.runner import Outcome
 from celery_batch.serialization.encode_errors import explain_encode_errors

@@ -31,9 +31,9 @@ from celery.utils.log import current_process_index
 from celery_batch.compat.gc import collect_all, freeze_existing
 from celery_batch.config import Settings
 from celery_batch.errors import BatchError, ConfigurationError
+from celery_batch.items.shapes import has_shapes, prepare_shapes, warm_up
 from celery_batch.runtime import devices, registry
 from celery_batch.runtime.failures import free_unused_memory, is_out_of_memory
-from celery_batch.shapes import has_shapes, prepare_shapes, warm_up
 from celery_batch.worker.dispatch.job_submitter import overlap_state
 from celery_batch.worker.executor.pipeline import start_threads
 from celery_batch.worker.executor.row_reuse import forget_answers

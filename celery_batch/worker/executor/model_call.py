@@ -11,12 +11,12 @@ from billiard.exceptions import SoftTimeLimitExceeded
 
 from celery_batch.batching.cost import CostLimits
 from celery_batch.config import steps_of
-from celery_batch.pending_answer import pending_answer
+from celery_batch.items.pending_answer import pending_answer
+from celery_batch.items.rows import CallRows, Chunk, columns_of, count_rows, outcomes_of, run_rows
+from celery_batch.items.shapes import prepare_shapes
 from celery_batch.protocol import about_batch, batch_facts
-from celery_batch.rows import CallRows, Chunk, columns_of, count_rows, outcomes_of, run_rows
 from celery_batch.runtime import registry
 from celery_batch.runtime.runner import Collated, Counts, Outcome, Runner, Timing, Uncollated
-from celery_batch.shapes import prepare_shapes
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.telemetry.report import NO_REUSE, Work

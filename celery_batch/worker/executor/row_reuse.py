@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from celery_batch.rows import CallRows, Chunk
+from celery_batch.items.rows import CallRows, Chunk
 from celery_batch.runtime.runner import Outcome
 from celery_batch.serialization.row_digest import RowDigest, row_digest_of
 from celery_batch.telemetry.report import Reuse

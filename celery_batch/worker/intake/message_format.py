@@ -13,9 +13,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from celery_batch.items.rows import MOST_ROWS
 from celery_batch.payloads.values import PayloadReference
 from celery_batch.protocol import LOSSES, PAYLOADS, ROWS
-from celery_batch.rows import MOST_ROWS
 
 __all__ = [
     "Malformed",

@@ -19,8 +19,7 @@ from celery_batch.batching.policy import BatchPolicy
 from celery_batch.compat.older_celery import success_was_stored
 from celery_batch.compat.results import as_stored
 from celery_batch.errors import BatchError
-from celery_batch.interrupts import is_interrupt
-from celery_batch.item_key import ItemKey
+from celery_batch.items.functions import ItemKey, is_interrupt
 from celery_batch.payloads.release import PayloadRelease
 from celery_batch.payloads.values import PayloadReference
 from celery_batch.protocol import LOSSES, PAYLOADS, ROWS

@@ -22,8 +22,7 @@ from celery_batch.batching.duplicates import Duplicates
 from celery_batch.batching.keyed_batcher import AnyBatcher, KeyedBatcher
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.config import LARGEST_BATCH, policy_of
-from celery_batch.item_cost import item_cost_of
-from celery_batch.item_key import item_key_of
+from celery_batch.items.functions import item_cost_of, item_key_of
 from celery_batch.serialization.row_digest import row_digest_of
 from celery_batch.telemetry.report import NO_REUSE, Reuse
 from celery_batch.worker.dispatch.batch_job import BatchJob

@@ -20,8 +20,8 @@ from celery_batch.errors import (
     ItemTooLarge,
     LoadFailed,
 )
-from celery_batch.item_cost import item_cost_of
-from celery_batch.pending_answer import pending_answer
+from celery_batch.items.functions import item_cost_of, option_of
+from celery_batch.items.pending_answer import pending_answer
 from celery_batch.runtime.model import Model
 from celery_batch.runtime.registry import instance_of, model_calls, warm_up_with
 from celery_batch.runtime.runner import FixedSizes, run_all
@@ -60,7 +60,7 @@ def check_shapes(task: Any) -> None:
     _refuse_empty(task)
     sizes, lengths = steps_of(task, "batch_sizes"), steps_of(task, "batch_lengths")
     for name, needed in (("padding_row", sizes), ("example", lengths)):
-        if _own(task, name) is not None and not needed:
+        if own_attribute(task, name) is not None and not needed:
             option = "batch_sizes" if name == "padding_row" else "batch_lengths"
             raise ConfigurationError(f"{task.name}.{name}: has no effect without {option}")
     if sizes and task.max_batch_size not in (None, sizes[-1]):
@@ -74,7 +74,11 @@ def check_shapes(task: Any) -> None:
             f"{task.name}.batch_lengths: belongs into the class {model.__qualname__},"
             f" whose predict pads to these lengths"
         )
-    if lengths and _own(task, "example") is None and (model is None or not _has_example(model)):
+    if (
+        lengths
+        and own_attribute(task, "example") is None
+        and (model is None or not _has_example(model))
+    ):
         raise ConfigurationError(
             f"{task.name}.batch_lengths: needs example(length), which returns an input of a"
             f" length, to warm up with"
@@ -92,8 +96,8 @@ def _refuse_empty(task: Any) -> None:
 
 
 def _check_padding_row(task: Any, sizes: Any) -> None:
-    padding = _option(task, "padding_row")
-    if sizes and padding is not None and callable(_option(task, "batch_by")):
+    padding = option_of(task, "padding_row")
+    if sizes and padding is not None and callable(option_of(task, "batch_by")):
         raise ConfigurationError(
             f"{task.name}.padding_row: cannot be used with a batch_by function, whose keys it would"
             f" not have; leave it out, and the last row of a call is repeated"
@@ -114,7 +118,7 @@ def check_padding_cost(task: Any) -> None:
     Raises:
         ConfigurationError: No item may cost that.
     """
-    padding = _option(task, "padding_row")
+    padding = option_of(task, "padding_row")
     if not (padding is None or callable(padding) or hasattr(padding, "__get__")):
         _check_cost(task, _row(task, padding))
 
@@ -134,7 +138,7 @@ def _check_cost(task: Any, filler: Row) -> None:
 
 def fixed_sizes_of(task: Any) -> FixedSizes | None:
     """Return the sizes of a task's calls, and what fills them up; None if they have any size."""
-    sizes, padding = steps_of(task, "batch_sizes"), _option(task, "padding_row")
+    sizes, padding = steps_of(task, "batch_sizes"), option_of(task, "padding_row")
     if not sizes:
         return None
     if padding is None:
@@ -262,7 +266,7 @@ def _rows(task: Any, instance: Model | None, length: int | None) -> list[Row]:
     """Return rows to warm up with, of a length if it is fixed."""
     if length is None:
         return _examples(instance) or _fillers(task, instance)
-    own = _own(task, "example")
+    own = own_attribute(task, "example")
     example = own if own is not None else instance.example  # type: ignore[union-attr]
     return [row_of(f"{task.name}.example", task._batch_signature, example(length))]
 
@@ -272,7 +276,7 @@ def _examples(instance: Model | None) -> list[Row]:
 
 
 def _fillers(task: Any, instance: Model | None) -> list[Row]:
-    return [] if _option(task, "padding_row") is None else [_filler(task, instance)]
+    return [] if option_of(task, "padding_row") is None else [_filler(task, instance)]
 
 
 def _by_key(task: Any, rows: list[Row]) -> list[list[Row]]:
@@ -290,7 +294,7 @@ def _columns(rows: Iterable[Row]) -> list[list[Any]]:
 
 def _filler(task: Any, instance: Model | None) -> Row:
     """Return the padding row, a value for each parameter."""
-    padding = _own(task, "padding_row")
+    padding = own_attribute(task, "padding_row")
     if padding is None:
         padding = instance.padding_row  # type: ignore[union-attr]
     return _row(task, padding() if callable(padding) else padding)
@@ -298,16 +302,6 @@ def _filler(task: Any, instance: Model | None) -> Row:
 
 def _row(task: Any, padding: Any) -> Row:
     return row_of(f"{task.name}.padding_row", task._batch_signature, padding)
-
-
-def _option(task: Any, name: str) -> Any:
-    """Return a task's own attribute, else its model's, as it was written."""
-    own = _own(task, name)
-    return own_attribute(task.model, name) if own is None and task.model is not None else own
-
-
-def _own(task: Any, name: str) -> Any:
-    return own_attribute(task if isinstance(task, type) else task.__class__, name)
 
 
 def _has_example(model: type[Model]) -> bool:

@@ -1,4 +1,4 @@
-"""The keys of a batch task's items: only items with equal keys share a batch."""
+"""What a user's functions say of the items of a batch task: their costs, and their keys."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import inspect
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from celery_batch.config import did_you_mean
+from billiard.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import WorkerShutdown, WorkerTerminate
+
+from celery_batch.compat.billiard import terminate_handler_fired
+from celery_batch.config import did_you_mean, is_above_zero, require
 from celery_batch.errors import ConfigurationError, InvalidKey
-from celery_batch.interrupts import is_interrupt
+from celery_batch.runtime import failures
+from celery_batch.runtime.item_cost import ItemCost
 from celery_batch.runtime.registry import key_option
 from celery_batch.runtime.signature import (
     RowBinder,
@@ -16,12 +21,114 @@ from celery_batch.runtime.signature import (
     key_function,
     key_names,
     own_attribute,
+    signature_of,
 )
 
-__all__ = ["ItemKey", "item_key_of"]
+__all__ = [
+    "ItemKey",
+    "check_queue_cost",
+    "check_sort_window",
+    "is_interrupt",
+    "item_cost_of",
+    "item_key_of",
+    "option_of",
+]
+
+_OF_CELERY = (SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate)
 
 #: Types of keys that need no check: hashable, and compared without code of a user.
 _PLAIN = (str, int, bool, type(None))
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """
+    Return whether an error comes from outside the function in which it was raised.
+
+    Args:
+        error: A time limit, or what the signal handlers of a worker or a pool process raise, is
+            an interrupt.  Any other `SystemExit` is the function's own error: it would end the
+            worker, and its message would end the next one.
+    """
+    if isinstance(error, _OF_CELERY) or failures.is_interrupt(error):
+        return True
+    return isinstance(error, SystemExit) and terminate_handler_fired()
+
+
+def option_of(task: Any, name: str) -> Any:
+    """Return a task's own attribute, else its model's, as it was written."""
+    own = own_attribute(task, name)
+    return own_attribute(task.model, name) if own is None and task.model is not None else own
+
+
+def item_cost_of(task: Any) -> ItemCost | None:
+    """
+    Return what computes the cost of a task's items; None if it has no limit.
+
+    Raises:
+        ConfigurationError: An option is wrong, or one is missing.
+    """
+    batch, largest = task.max_batch_cost, task.max_item_cost
+    cost = option_of(task, "cost")
+    limit = "max_item_cost" if batch is None else "max_batch_cost"
+    if batch is None and largest is None:
+        if task.cost is not None:
+            raise ConfigurationError(f"{task.name}.cost: has no effect without max_batch_cost")
+        return None
+    is_valid = largest is None or is_above_zero(largest)
+    require(is_valid, f"{task.name}.max_item_cost", "a number above 0", largest)
+    if cost is None:
+        raise ConfigurationError(
+            f"{task.name}.{limit}: needs cost, a function of an item's arguments or the name of"
+            f" the parameter whose length counts"
+        )
+    names = [*task._batch_signature.parameters]
+    if (
+        task.model is not None
+        and len(names) == 1
+        and cost in [*signature_of(task.model).parameters]
+    ):
+        cost = names[0]  # the task calls the only parameter of a model "item"
+    if not callable(cost) and cost not in names:
+        hint = did_you_mean(str(cost), names)
+        raise ConfigurationError(
+            f"{task.name}.cost: must be a function of an item's arguments, or one of the"
+            f" parameters {', '.join(names)}, got {cost!r}{hint}"
+        )
+    if callable(cost):
+        check_function(f"{task.name}.cost", cost, task._batch_signature)
+    return ItemCost(task.name, task._batch_signature, cost, largest, is_interrupt)
+
+
+def check_sort_window(cls: Any) -> None:
+    """
+    Check that the option ``sort_window`` is given only where batches are chosen.
+
+    Args:
+        cls: The task's class.
+
+    Raises:
+        ConfigurationError: It has no effect.
+    """
+    if "sort_window" in vars(cls) and not cls.padded and item_key_of(cls) is None:
+        raise ConfigurationError(f"{cls.name}.sort_window: has no effect without padded=True")
+
+
+def check_queue_cost(task: Any) -> None:
+    """
+    Check the option ``max_queue_cost``.
+
+    Raises:
+        ConfigurationError: It is no number above 0, or items have no cost.
+    """
+    most = task.max_queue_cost
+    if most is None:
+        return
+    name = f"{task.name}.max_queue_cost"
+    require(is_above_zero(most), name, "a number above 0, or None", most)
+    if item_cost_of(task) is None:
+        raise ConfigurationError(
+            f"{task.name}.max_queue_cost: needs cost, and max_batch_cost or max_item_cost"
+        )
 
 
 class ItemKey:
@@ -109,7 +216,7 @@ def item_key_of(task: Any) -> ItemKey | None:
     Raises:
         ConfigurationError: The option is wrong.
     """
-    batch_by = own_attribute(task if isinstance(task, type) else task.__class__, "batch_by")
+    batch_by = own_attribute(task, "batch_by")
     if batch_by is None and task.model is not None:
         batch_by = key_option(task.model)
     if batch_by is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from celery.exceptions import Ignore, Retry
 
-from celery_batch.rows import CallRows
+from celery_batch.items.rows import CallRows
 from celery_batch.runtime.runner import Outcome
 
 __all__ = ["Answer", "PendingAnswer", "RetryItem", "RunAgain", "pending_answer", "retry_options"]
