@@ -462,8 +462,8 @@ def _has_come(
     result: Any, deadline: float, received: queue.SimpleQueue[None], refused: Sequence[int]
 ) -> bool:
     """Return whether a call has ended by the deadline, and before another one is refused."""
-    if not result.is_stored_elsewhere and is_listening(result.app):
-        pending = result.pending_result
+    pending = result.notified
+    if pending is not None:
         callback = partial(received.put, None)
         if pending.registry.add_callback(pending, callback):
             try:

@@ -13,8 +13,9 @@ import pytest
 
 from celery_batch.client.publish.aio import apply_and_wait
 from celery_batch.client.publish.publisher import Publisher
-from celery_batch.client.results.listener import is_listening, listener_for
+from celery_batch.client.results.listener import listener_for
 from celery_batch.client.results.pending import PendingResults
+from celery_batch.client.results.result import BatchResult
 from celery_batch.protocol import write_replies
 from tests.client.conftest import Sender
 from tests.services.eventually import eventually
@@ -144,12 +145,14 @@ def test_one_whose_sending_goes_wrong_keeps_nobody_from_being_told(
     here, told = prepared(sender()), []
     errors = iter([LookupError("no such meter")])
 
-    def fail_once(app: Any) -> bool:
+    notified: Any = BatchResult.notified
+
+    def fail_once(result: Any) -> Any:
         for error in errors:
             raise error
-        return is_listening(app)
+        return notified.fget(result)
 
-    monkeypatch.setattr("celery_batch.client.publish.aio.is_listening", fail_once)
+    monkeypatch.setattr(BatchResult, "notified", property(fail_once))
 
     async def ask() -> list[Any]:
         """Send two in one write, and one more."""

@@ -23,7 +23,6 @@ from celery_batch.client.publish.buffer import BulkWrite, call_in_bulk
 from celery_batch.client.publish.fast_publish import CallSeries
 from celery_batch.client.publish.publisher import Publisher
 from celery_batch.client.publish.send_many import apply_many
-from celery_batch.client.results.listener import is_listening
 from celery_batch.client.results.result import copied
 from celery_batch.client.results.waiting import LoopWaker
 from celery_batch.payloads.arguments import may_be_large
@@ -363,9 +362,8 @@ async def apply_and_wait(
     def sent(_future: asyncio.Future[Any], sent_result: Any) -> None:
         nonlocal result
         result = sent_result
-        is_received = not (result.is_stored_elsewhere or result.parent) and is_listening(result.app)
-        pending = result.pending_result
-        if not (is_received and pending.registry.add_callback(pending, complete)):
+        pending = None if result.parent else result.notified
+        if pending is None or not pending.registry.add_callback(pending, complete):
             future.set_result(None)  # the caller has to poll
 
     def time_out() -> None:

@@ -16,7 +16,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import EagerResult, assert_will_not_block
 from celery.utils.functional import noop
 
-from celery_batch.client.results.listener import start_listener
+from celery_batch.client.results.pending import PendingResult
 from celery_batch.client.results.poller import Poller
 from celery_batch.payloads.results import mentions_payload
 
@@ -93,16 +93,15 @@ def future_of(result: Any) -> Future[Any]:
         future.set_result(None)
     elif isinstance(result, EagerResult):
         settle(future, lambda: (result.get(disable_sync_subtasks=False),))
-    elif getattr(result, "is_stored_elsewhere", True) or start_listener(result.app) is None:
+    elif (pending := getattr(result, "notified", None)) is None:
         _poll(future, result)
     else:
-        _receive(future, result)
+        _receive(future, result, pending)
     return future
 
 
-def _receive(future: Future[Any], result: Any) -> None:
+def _receive(future: Future[Any], result: Any, pending: PendingResult) -> None:
     """End a future when its result is received."""
-    pending = result.pending_result
 
     def received() -> None:
         is_small = small_values([result])

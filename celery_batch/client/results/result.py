@@ -185,6 +185,13 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         self._meta = meta
 
     @property
+    def notified(self) -> PendingResult | None:
+        """What the app's listener notifies of its end; None where its backend has to be polled."""
+        if self.is_stored_elsewhere or start_listener(self.app) is None:
+            return None
+        return self.pending_result
+
+    @property
     def is_received(self) -> bool:
         """Whether the app's listener receives it, rather than Celery's own machinery."""
         return self.pending_result.is_ours and not self._waits_as_celery_does
@@ -374,7 +381,7 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         Returns:
             A promise of the callback.
         """
-        if not self.is_received or start_listener(self.app) is None:
+        if not self.is_received or self.notified is None:
             self._go_native(weak=weak)
             return self.on_ready.then(callback, on_error)
         if not isinstance(callback, Thenable):

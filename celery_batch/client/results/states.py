@@ -15,7 +15,6 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import EagerResult, assert_will_not_block
 
 from celery_batch.client.results.futures import keep_rpc_address
-from celery_batch.client.results.listener import start_listener
 from celery_batch.client.results.poller import Poller
 from celery_batch.client.results.waiting import LoopWaker
 
@@ -156,13 +155,11 @@ class StateIterator:
     def _is_polled(self) -> bool:
         """Return whether the backend has to be asked, because no listener receives the states."""
         result = self._result
-        if result.parent or result.is_stored_elsewhere or start_listener(result.app) is None:
+        pending = None if result.parent else result.notified
+        if pending is None or pending.value == b"":  # which is too large to be sent
             return True
-        value = result.pending_result.value
-        if value is None:
+        if pending.value is None:
             return False
-        if not value:  # too large to be sent
-            return True
         return not result.has_payload and result._open() is None  # noqa: SLF001 (no end)
 
     def _subscribe(self, callback: Callable[[], object]) -> Callable[[], object]:

@@ -16,7 +16,7 @@ from typing import Any
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from celery_batch.client.results.futures import future_of
-from celery_batch.client.results.listener import TIMEOUT, listener_for, start_listener
+from celery_batch.client.results.listener import TIMEOUT, listener_for
 from celery_batch.client.results.pending import PendingResult
 
 __all__ = ["LoopWaker", "ThreadWaiter", "is_stored_elsewhere", "wait_until_ended"]
@@ -143,10 +143,10 @@ async def wait_until_ended(result: Any, deadline: float = math.inf) -> bool:
     Raises:
         Exception: What a task before it in a chain has failed with.
     """
-    if not (result.parent or result.is_stored_elsewhere) and start_listener(result.app) is not None:
-        pending = result.pending_result
+    pending = None if result.parent else result.notified
+    if pending is not None:
         await _wait_for_notification(pending, deadline)
-        if pending.value or pending.value is None:
+        if pending.value != b"":  # else it is too large to be sent
             return pending.value is not None
     future = future_of(result)
     try:
