@@ -8,8 +8,7 @@ from __future__ import annotations
 
 # redis imports this with its first call, which may be too late while the interpreter ends.
 import concurrent.futures.thread  # noqa: F401
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar
@@ -74,8 +73,13 @@ class ClientMethods(Task):  # type: ignore[misc]
             result = publisher.send(self, args, kwargs, options)
             if result is None:
                 own = super().apply_async
-                with _reporting_lost_backend():
+                try:
                     result = publisher.send_as_celery_does(self, own, args, kwargs, options)
+                except Exception as error:
+                    if not is_lost_backend(error):
+                        raise
+                    words = f"The result backend cannot be reached: {error}"
+                    raise OperationalError(words) from error
             return result
 
     def AsyncResult(self, task_id: str, **options: Any) -> Any:  # noqa: N802 (Celery's name)
@@ -277,17 +281,6 @@ class ClientMethods(Task):  # type: ignore[misc]
         """
         in_python = import_module("celery_batch.backfill.iterate")
         return in_python.answers(self, items, options, window=window, in_order=in_order)
-
-
-@contextmanager
-def _reporting_lost_backend() -> Iterator[None]:
-    """Raise OperationalError where Celery raises something else for a lost result backend."""
-    try:
-        yield
-    except Exception as error:
-        if not is_lost_backend(error):
-            raise
-        raise OperationalError(f"The result backend cannot be reached: {error}") from error
 
 
 @cache

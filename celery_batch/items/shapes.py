@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import cycle, islice
@@ -22,6 +22,7 @@ from celery_batch.errors import (
 )
 from celery_batch.items.functions import item_cost_of, option_of
 from celery_batch.items.pending_answer import pending_answer
+from celery_batch.items.rows import columns_of
 from celery_batch.runtime.model import Model
 from celery_batch.runtime.registry import instance_of, model_calls, warm_up_with
 from celery_batch.runtime.runner import FixedSizes, run_all
@@ -194,13 +195,13 @@ def warm_up(task: Any, instance: Model | None = None) -> None:
         logger.info("%s: no examples and no padding_row to warm up with", task.name)
     began = logged = time.monotonic()
     for number, (size, length, rows) in enumerate(calls, 1):
-        columns = _columns(islice(cycle(rows), size))
+        columns = columns_of([*islice(cycle(rows), size)])
         _run(f"{task.name} with {_shape(size, length)}", predict, columns)
         if time.monotonic() - logged >= _LOG_EVERY:
             logged = time.monotonic()
             logger.info("%s: warmed up with %d of %d shapes", task.name, number, len(calls))
     for rows in _by_key(task, _examples(instance) + _fillers(task, instance)):
-        _run(f"{task.name} with its examples", predict, _columns(rows), sizes)
+        _run(f"{task.name} with its examples", predict, columns_of(rows), sizes)
     seconds = time.monotonic() - began
     logger.info("%s: warmed up with %d shapes in %.1f s", task.name, len(calls), seconds)
 
@@ -286,10 +287,6 @@ def _by_key(task: Any, rows: list[Row]) -> list[list[Row]]:
         key = task._item_key.of_call(row, {}) if task._item_key is not None else None
         batches.setdefault(key, []).append(row)
     return [*batches.values()]
-
-
-def _columns(rows: Iterable[Row]) -> list[list[Any]]:
-    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def _filler(task: Any, instance: Model | None) -> Row:

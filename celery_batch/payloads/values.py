@@ -20,13 +20,11 @@ from typing import Any, NamedTuple, Self
 
 from celery_batch.errors import InvalidPayload
 from celery_batch.serialization.arrays import array_parts, encoded_array, is_array
+from celery_batch.serialization.binary import aligned
 from celery_batch.serialization.decoding import decode_json
 from celery_batch.serialization.stored_value import StoredValue
 
 __all__ = ["PayloadReference", "Payloads", "put_back", "take_out"]
-
-#: The elements of no dtype need more.
-_ALIGNMENT = 16
 
 #: Most values of one message.
 _MOST_VALUES = 1000
@@ -75,7 +73,7 @@ class PayloadReference(NamedTuple):
     @property
     def total(self) -> int:
         """The bytes of all values, as they are stored."""
-        return sum(map(_aligned, self.sizes[:-1])) + self.sizes[-1]
+        return sum(map(aligned, self.sizes[:-1])) + self.sizes[-1]
 
     def key(self, task_id: str) -> str:
         """Return the name of the payload in its store."""
@@ -103,7 +101,7 @@ class PayloadReference(NamedTuple):
                 f" {len(data)} bytes, {self.total} expected"
             )
         view = memoryview(data)
-        starts = accumulate(map(_aligned, self.sizes), initial=0)
+        starts = accumulate(map(aligned, self.sizes), initial=0)
         return [view[start : start + size] for start, size in zip(starts, self.sizes, strict=False)]
 
 
@@ -124,7 +122,7 @@ class Payloads:
 
     def add(self, data: Any) -> int:
         """Add the bytes of a value, and return its index."""
-        if self._sizes and (padding := _aligned(self._sizes[-1]) - self._sizes[-1]):
+        if self._sizes and (padding := aligned(self._sizes[-1]) - self._sizes[-1]):
             self._buffers.append(bytes(padding))
         self._sizes.append(len(data))
         self._buffers.append(data)
@@ -141,10 +139,6 @@ class Payloads:
         for buffer in self._buffers:
             checksum = zlib.crc32(buffer, checksum)
         return PayloadReference(urandom(8).hex(), self._sizes, checksum)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def take_out(value: Any, least: int, payloads: Payloads, *, takes_bytes: bool) -> Any:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import sys
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from importlib import import_module
 from math import prod
@@ -37,9 +37,9 @@ __all__ = [
     "is_array",
     "is_array_type",
     "itemsize_of",
-    "register_arrays",
     "register_arrays_as_lists",
     "register_decoders",
+    "register_encoders",
     "split_rows",
 ]
 
@@ -500,13 +500,16 @@ class _EncodedTensor:
 
 def register_decoders() -> None:
     """Have kombu's JSON decode arrays and tensors in this process; it encodes none."""
-    register_type(_EncodedNDArray, NDARRAY, vars, lambda value: _encoded(NDARRAY, value).decode())
-    register_type(_EncodedTensor, TENSOR, vars, lambda value: _encoded(TENSOR, value).decode())
+    register_type(_EncodedNDArray, NDARRAY, vars, _decoder(NDARRAY))
+    register_type(_EncodedTensor, TENSOR, vars, _decoder(TENSOR))
 
 
-def register_arrays() -> None:
-    """Have kombu's JSON encode and decode arrays, tensors and NumPy's numbers, in this process."""
-    register_decoders()
-    register_type(_NDArray, NDARRAY, _encode_array, lambda value: _encoded(NDARRAY, value).decode())
-    register_type(_Tensor, TENSOR, _encode_tensor, lambda value: _encoded(TENSOR, value).decode())
+def _decoder(kind: str) -> Callable[[Any], Any]:
+    return lambda value: _encoded(kind, value).decode()
+
+
+def register_encoders() -> None:
+    """Have kombu's JSON encode arrays, tensors and NumPy's numbers in this process."""
+    register_type(_NDArray, NDARRAY, _encode_array, _decoder(NDARRAY))
+    register_type(_Tensor, TENSOR, _encode_tensor, _decoder(TENSOR))
     register_type(_NumPyScalar, None, _encode_scalar)

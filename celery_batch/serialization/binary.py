@@ -34,7 +34,7 @@ from celery_batch.serialization.arrays import (
     is_array,
 )
 
-__all__ = ["CONTENT_TYPE", "NAME", "decode_binary", "encode_binary"]
+__all__ = ["CONTENT_TYPE", "NAME", "aligned", "decode_binary", "encode_binary"]
 
 #: Of the serializer, and of its messages.
 NAME, CONTENT_TYPE = "batch-msgpack", "application/x-batch-msgpack"
@@ -71,7 +71,7 @@ def encode_binary(value: Any) -> bytes:
     packer = _Packer(_msgpack())
     packed = packer.packed(value)
     end = _LENGTH.size + len(packed)
-    behind = (bytes(_aligned(end) - end), *packer.buffers) if packer.buffers else ()
+    behind = (bytes(aligned(end) - end), *packer.buffers) if packer.buffers else ()
     return b"".join((_LENGTH.pack(len(packed)), packed, *behind))
 
 
@@ -103,7 +103,7 @@ class _Packer:
 
     def _array(self, array: Any) -> Any:
         kind, dtype, shape, data = array_parts(array)
-        start, view = _aligned(self._end), memoryview(data)
+        start, view = aligned(self._end), memoryview(data)
         self.buffers += (bytes(start - self._end), view)
         self._end = start + view.nbytes
         parts = self._msgpack.packb((dtype, shape, start, view.nbytes))
@@ -136,7 +136,7 @@ def decode_binary(data: Any, decode: Callable[[EncodedArray], Any] = EncodedArra
     end = _LENGTH.size + _LENGTH.unpack_from(view)[0]
     if end > len(view):
         raise ValueError(f"{NAME}: the message is cut at {len(view)} of {end} bytes or more")
-    buffers = view[_aligned(end) :]
+    buffers = view[aligned(end) :]
     left, level = len(buffers), 0
 
     def unpack(code: int, part: bytes) -> Any:
@@ -178,7 +178,8 @@ def _array(kind: str, parts: Any, buffers: memoryview) -> EncodedArray:
     return encoded_array(kind, dtype, shape, buffers[start : start + size])
 
 
-def _aligned(offset: int) -> int:
+def aligned(offset: int) -> int:
+    """Return the next offset at which the elements of an array may begin."""
     return -(-offset // _ALIGNMENT) * _ALIGNMENT
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from kombu.utils.json import JSONEncoder, register_type
 
 from celery_batch.serialization import arrays
-from celery_batch.serialization.arrays import NDARRAY, TENSOR, encoded_array, register_arrays
+from celery_batch.serialization.arrays import NDARRAY, TENSOR, encoded_array
 from celery_batch.serialization.stored_value import STORED, StoredValue
 
 __all__ = [
@@ -101,16 +101,12 @@ def array_as_typed(array: Any) -> Any:
 
 def register_types() -> None:
     """Have kombu's JSON decode what is encoded here, and arrays everywhere, in this process."""
-    register_arrays()
-    _register_ours()
+    register_decoders()
+    arrays.register_encoders()
 
 
 def register_decoders() -> None:
     """Have kombu's JSON decode what other processes encode; how this one encodes is its own."""
     arrays.register_decoders()
-    _register_ours()
-
-
-def _register_ours() -> None:
     register_type(_Escaped, _DICT, vars, _as_dict)
     register_type(StoredValue, STORED, StoredValue.to_json, StoredValue.from_json)
