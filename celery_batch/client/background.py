@@ -1,16 +1,25 @@
-"""What an app has once in each process, and threads that run only while there is work."""
+"""
+What an app has once in each process, and threads that run only while there is work.
+
+One kind of them polls the broker while calls need its answers.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from celery.utils.functional import noop
 
-__all__ = ["OnDemandThread", "PerProcess"]
+from celery_batch.broker_depth import DepthReader, can_read_depth, open_depth_reader
+
+__all__ = ["BrokerPoller", "OnDemandThread", "PerProcess"]
+
+T = TypeVar("T")
 
 #: Seconds without work after which a thread ends.
 IDLE = 5.0
@@ -109,3 +118,37 @@ class OnDemandThread:
                 return False
             self._thread = None
             return True
+
+
+class BrokerPoller(PerProcess, ABC):
+    """Polls an app's broker in one thread, over one connection that the thread alone uses."""
+
+    thread_name: ClassVar[str]
+
+    def __init__(self, app: Any) -> None:
+        super().__init__(app)
+        self._can_read = can_read_depth(app)
+        self._reader: DepthReader | None = None
+        self._thread = OnDemandThread(self.thread_name, self._poll, self._close_reader)
+
+    @abstractmethod
+    def _poll(self) -> float | None:
+        """Poll once; return the seconds until the next poll, None if no call needs one."""
+
+    def _read(self, read: Callable[[DepthReader], T]) -> T:
+        """Return what a function reads from the broker; connect again if the connection is lost."""
+        was_open = self._reader is not None
+        try:
+            self._reader = self._reader or open_depth_reader(self._app)
+            return read(self._reader)
+        except Exception:
+            self._close_reader()
+            if not was_open:
+                raise
+        return self._read(read)
+
+    def _close_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            with suppress(Exception):
+                reader.close()

@@ -36,7 +36,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_batch.broker_depth import DepthReader
-from celery_batch.client.broker_poller import BrokerPoller
+from celery_batch.client.background import BrokerPoller
 
 __all__ = [
     "FRESH",

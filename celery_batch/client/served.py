@@ -14,7 +14,7 @@ from typing import Any
 
 from kombu.exceptions import OperationalError
 
-from celery_batch.client.broker_poller import BrokerPoller
+from celery_batch.client.background import BrokerPoller
 
 __all__ = ["ServedPoller", "ais_served", "is_served"]
 

@@ -13,7 +13,7 @@ import pytest
 from celery.result import ResultSet
 from vine import barrier
 
-from celery_batch.client.results.callbacks import BarrierCounter
+from celery_batch.client.results.pending import BarrierCounter
 from tests.services.fake_worker import FakeWorker
 
 

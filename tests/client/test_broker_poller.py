@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_batch.client import background, broker_poller, queue_depth, served
-from celery_batch.client.broker_poller import BrokerPoller
+from celery_batch.client import background, queue_depth, served
+from celery_batch.client.background import BrokerPoller
 from celery_batch.client.queue_depth import DepthPoller
 from celery_batch.client.served import ServedPoller
 from tests.services.place import eventually
@@ -49,7 +49,7 @@ def app() -> Celery:
 def readers(app: Celery, monkeypatch: pytest.MonkeyPatch) -> list[Reader]:
     """The readers that are opened for the app."""
     opened: list[Reader] = []
-    open_depth_reader = broker_poller.open_depth_reader
+    open_depth_reader = background.open_depth_reader
 
     def open_reader(other: Any) -> Any:
         if other is not app:  # threads of earlier tests may poll for a while
@@ -57,7 +57,7 @@ def readers(app: Celery, monkeypatch: pytest.MonkeyPatch) -> list[Reader]:
         opened.append(Reader())
         return opened[-1]
 
-    monkeypatch.setattr(broker_poller, "open_depth_reader", open_reader)
+    monkeypatch.setattr(background, "open_depth_reader", open_reader)
     return opened
 
 

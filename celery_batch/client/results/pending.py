@@ -7,6 +7,7 @@ result that is dropped leaves nothing behind.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
@@ -14,14 +15,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from itertools import islice, takewhile
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from celery.utils.functional import noop
 
 from celery_batch.client.background import PerProcess
-from celery_batch.client.results.callbacks import BarrierCounter, Callback, call_each
 from celery_batch.compat.kombu import renew_property_locks
 from celery_batch.protocol import STARTED_ID, BatchInfo, read_facts
 
@@ -29,10 +30,15 @@ __all__ = [
     "POLL_FOLLOWED",
     "POLL_NOTIFIED",
     "POLL_UNNOTIFIED",
+    "BarrierCounter",
+    "Callback",
     "PendingResult",
     "PendingResults",
     "PollSchedule",
+    "is_in_callback",
 ]
+
+logger = logging.getLogger(__name__)
 
 #: Seconds between two polls for a result that a worker notifies us of, in case that is missed;
 #: for one that no worker notifies us of; and for a task whose states are followed.
@@ -40,6 +46,65 @@ POLL_NOTIFIED, POLL_UNNOTIFIED, POLL_FOLLOWED = 0.9, 0.2, 0.5
 
 #: Seconds after which a result may well be stored although no notification has come.
 STALE = 1.0
+
+#: Called once, without arguments, by the thread that receives the result.
+Callback = Callable[[], object]
+
+_local = threading.local()
+
+
+def _call_each(callbacks: Iterable[Callback]) -> None:
+    """Call functions one after the other; what one raises is logged, and the others are called."""
+    before = is_in_callback()
+    _local.is_in_callback = True
+    try:
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:
+                logger.exception("A callback of a result has failed")
+    finally:
+        _local.is_in_callback = before
+
+
+def is_in_callback() -> bool:
+    """Return whether this thread runs callbacks of results, so that others wait for it."""
+    return getattr(_local, "is_in_callback", False)
+
+
+class BarrierCounter:
+    """Counts the ended members of barriers for several threads; vine's own count takes no lock."""
+
+    def __init__(self) -> None:
+        #: Reentrant, since a signal handler may count while its own thread does.
+        self._lock = threading.RLock()
+        #: Those that were still being built when a member was counted.
+        self._unfinished: WeakSet[Any] = WeakSet()
+
+    def count(self, barrier: Any) -> None:
+        """Count one member that has ended."""
+        with self._lock:
+            if barrier.ready or barrier.cancelled:
+                return
+            barrier._value += 1  # noqa: SLF001
+            if not barrier.finalized:
+                self._unfinished.add(barrier)
+                return
+        self._fire_if_complete(barrier)
+
+    def complete(self) -> None:
+        """Fire the barriers whose members had all ended before the barrier was finalized."""
+        with self._lock:
+            finalized = [barrier for barrier in self._unfinished if barrier.finalized]
+            self._unfinished.difference_update(finalized)
+        _call_each(partial(self._fire_if_complete, barrier) for barrier in finalized)
+
+    def _fire_if_complete(self, barrier: Any) -> None:
+        with self._lock:
+            if barrier.ready or barrier.p.ready or barrier._value < barrier.size:  # noqa: SLF001
+                return
+            barrier.ready = True
+        barrier.p(*barrier.args, **barrier.kwargs)  # outside the lock: it may wait for a thread
 
 
 class PendingResult:
@@ -267,7 +332,7 @@ class PendingResults(PerProcess):
                     self._stop_polling(pending)
                 callbacks += pending.passive_callbacks or ()
                 pending.passive_callbacks = None
-        call_each(callbacks)
+        _call_each(callbacks)
 
     def deliver_states(self, polled: Iterable[tuple[PendingResult, bytes | None, bytes]]) -> None:
         """
@@ -282,7 +347,7 @@ class PendingResults(PerProcess):
             for pending, before, value in polled:
                 if pending.latest is before:
                     callbacks += self._note_state(pending, value)
-        call_each(callbacks)
+        _call_each(callbacks)
 
     def take_due(self, limit: int) -> list[PendingResult]:
         """Return the results to poll now, those first that have waited longest."""

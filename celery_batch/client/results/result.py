@@ -22,10 +22,14 @@ from celery.result import AsyncResult, EagerResult, assert_will_not_block
 from kombu.exceptions import EncodeError
 from vine import Thenable, barrier, promise
 
-from celery_batch.client.results.callbacks import Callback, is_in_callback
 from celery_batch.client.results.futures import future_of, has_ended, is_rpc
 from celery_batch.client.results.listener import ResultReader, start_listener
-from celery_batch.client.results.pending import PendingResult, PendingResults
+from celery_batch.client.results.pending import (
+    Callback,
+    PendingResult,
+    PendingResults,
+    is_in_callback,
+)
 from celery_batch.client.results.states import StateIterator
 from celery_batch.client.results.waiting import ThreadWaiter, is_stored_elsewhere, wait_until_ended
 from celery_batch.compat.kombu import decodes_json
