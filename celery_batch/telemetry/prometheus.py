@@ -182,7 +182,7 @@ def families(
 
 
 #: Numbers by the values of their labels.
-_Numbers = Mapping[tuple[str, ...], float]
+_Numbers = Mapping[Any, float]
 
 
 def _histogram(name: str, text: str, histograms: Mapping[str, Histogram]) -> Metric:
