@@ -26,13 +26,16 @@ def test_thread_ends_without_work_and_starts_again(monkeypatch: pytest.MonkeyPat
     def work() -> None:
         workers.append(threading.current_thread())
 
+    def has_ended() -> None:
+        assert not thread.is_alive
+
     thread = OnDemandThread("worker", work, ended.release)
     for _ in range(2):
         thread.wake()
         assert ended.acquire(timeout=SOON)
+        eventually(has_ended)  # soon after it has closed
 
     assert 2 == len(set(workers))
-    assert not thread.is_alive
 
 
 def test_one_wake_is_one_piece_of_work(monkeypatch: pytest.MonkeyPatch):
