@@ -154,6 +154,7 @@ class BatchReport:
             "wait": round(self.wait, 6),
             "model_seconds": round(self.work.seconds, 6),
             "model_calls": self.work.calls,
+            "cost": self.work.padded_cost,
             "end": str(self.end),
             "outcomes": {str(each): count for each, count in self.outcomes.items()},
             "pid": self.pid,
@@ -168,10 +169,19 @@ class BatchReport:
             for outcome, count in self.outcomes.items()
             if outcome != RequestEnd.SUCCEEDED
         )
-        return (
-            f"{self.task}: batch of {size} ({self.reason}),"
-            f" waited {self.wait:.3f} s, model {self.work.seconds:.3f} s{end}{counts}"
-        )
+        what = f"{self.task}: batch of {size} ({self.reason})"
+        return f"{what}{self._cost_text()}{self._times_text()}{end}{counts}"
+
+    def _cost_text(self) -> str:
+        cost, room = self.work.padded_cost, self.work.calls * self.most_cost
+        limit = f" of {room:,.10g}" if math.isfinite(room) else ""
+        return f", cost {cost:,.10g}{limit}" if cost else ""
+
+    def _times_text(self) -> str:
+        if self.work.began is not None:
+            return f", waited {self.wait:.3f} s, model {self.work.seconds:.3f} s"
+        # The main process knows of no model call, whether there was one or not.
+        return f", {self.taken[1] - self.taken[0]:.3f} s in its process" if self.taken else ""
 
 
 def _requests(count: int) -> str:

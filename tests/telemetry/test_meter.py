@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_left
 from statistics import quantiles
 
@@ -187,14 +188,28 @@ def test_fill_counts_cost_where_that_is_limited(rows: int, cost: float, fill: fl
 def test_report_in_words_and_as_data():
     """One line describes a batch, and has more if something failed."""
     fine = report()
-    bad = report(end=End.TIME_LIMIT, outcomes={RequestEnd.AGAIN: 2}, waits=[], work=Work())
+    bad = report(
+        end=End.TIME_LIMIT, outcomes={RequestEnd.AGAIN: 2}, waits=[], work=Work(), taken=(1, 3.5)
+    )
 
     assert "double: batch of 2 (idle), waited 0.020 s, model 0.500 s" == str(fine)
-    assert "waited 0.000 s, model 0.000 s, time_limit, 2 again" in str(bad)
+    assert "double: batch of 2 (idle), 2.500 s in its process, time_limit, 2 again" == str(bad)
     assert fine.facts() == json.loads(json.dumps(fine.facts()))
     assert ("double", 2, "idle", 0.02, 0.5) == tuple(
         fine.facts()[name] for name in ("task", "size", "reason", "wait", "model_seconds")
     )
+
+
+@pytest.mark.parametrize(
+    ("calls", "most", "text"),
+    [(1, 2048.0, "1,980 of 2,048"), (2, 1000.0, "1,980 of 2,000"), (1, math.inf, "1,980")],
+)
+def test_report_names_the_cost(calls: int, most: float, text: str):
+    """Whoever limits the cost sees how much of it the model calls used."""
+    costly = report(work=Work(calls, 0.0, 0.5, 0.5, padded_cost=1980.0), most_cost=most)
+
+    assert f"batch of 2 (idle), cost {text}, waited 0.020 s" in str(costly)
+    assert 1980.0 == costly.facts()["cost"]
 
 
 def test_report_of_chunks_counts_rows_and_requests():

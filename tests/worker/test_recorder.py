@@ -106,12 +106,13 @@ def test_expired_and_revoked_are_counted(worker: Worker):
 
 
 def test_line_in_the_log_has_its_numbers_beside_it(
-    worker: Worker, pool: Pool, caplog: pytest.LogCaptureFixture
+    worker: Worker, pool: Pool, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ):
     """At INFO a batch is one record, with words for people and a dict for programs."""
     end_with = taken(worker, pool, "a", "b", "c")
+    now = clock()
     with caplog.at_level(logging.INFO, LOGGER):
-        end_with(BatchEnd([(0, None, 0.1)] * 3))
+        end_with(BatchEnd([(0, None, 0.1)] * 3, Work(1, now, now + 0.5, 0.5)))
     (record,) = [each for each in caplog.records if each.name == LOGGER]
 
     assert record.getMessage().startswith("trios: batch of 3 (full), waited ")
