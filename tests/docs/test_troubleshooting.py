@@ -27,7 +27,15 @@ _FOREIGN = {
 def texts_of(package: ModuleType) -> Iterator[str]:
     """Yield the texts in a package's code, with … where something is inserted."""
     for path in Path(str(package.__file__)).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        tree = ast.parse(path.read_text())
+        docstrings = {
+            id(node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        }
+        for node in ast.walk(tree):
+            if id(node) in docstrings:
+                continue
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield re.sub(r"%[\d.]*[sdrgf]", "…", node.value)
             elif isinstance(node, ast.JoinedStr):
