@@ -151,7 +151,7 @@ def test_losses_are_counted_for_what_ran(shop: Shop):
         shop.nap.delay(n)
     await_runs(shop, "nap", 1)
     client = shop.memory()
-    (owner,) = client.smembers("unacked_owners")
+    (owner,) = client.zrange("unacked_due", 0, -1)
     wait_until(
         lambda: "" if b"1" in client.hvals(b"unacked_held." + owner) else "not marked",
         [killed.child],
@@ -287,6 +287,6 @@ def test_a_redis_without_blmove_is_read_as_by_stock_celery(shop: Shop):
 
     assert list(range(6)) == values
     assert "messages are read one by one" in worker.log
-    assert {"unacked_held", "unacked_alive", "unacked_owner", "unacked_owners"} <= held
+    assert {"unacked_held", "unacked_alive", "unacked_owner", "unacked_due"} <= held
     assert 0 == exit_code
     assert set() == books(shop)

@@ -61,6 +61,6 @@ def test_bulk_path_through_a_sentinel(sentinel: tuple[str, str], tmp_path: Path)
 
         assert [2 * n for n in range(40)] == [result.get(timeout=30) for result in results]
         with shop.memory() as client:
-            assert 1 == client.scard("unacked_owners")
+            assert 1 == client.zcard("unacked_due")
             unsettled = lambda: str(client.hlen("unacked") or "")  # noqa: E731
             wait_until(unsettled, [worker.child], what="nothing unacknowledged", timeout=60)

@@ -14,7 +14,7 @@ from redis import Redis
 
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.worker.redis.lease import Lease
-from celery_batch.worker.redis.owner import Keys, describe_self, machine
+from celery_batch.worker.redis.owner import Keys, describe_self
 from celery_batch.worker.redis.restore import Restorer
 from celery_batch.worker.redis.scripts import script
 
@@ -41,7 +41,7 @@ def hold(place: Any, tag: str, *, flag: str = "0", owner: str = "other", **heade
         "properties": {"delivery_tag": tag, "priority": 0, "delivery_info": {"exchange": ""}},
     }
     place.client.register_script(script("record"))(
-        keys=[keys.index, keys.unacked, keys.owner_of, keys.held, keys.owners],
+        keys=[keys.index, keys.unacked, keys.owner_of, keys.held, keys.due],
         args=[owner, tag, json.dumps([message, "", "letters"])],
     )
     place.client.hset(keys.held, tag, flag)
@@ -136,7 +136,7 @@ def test_an_unreadable_entry_stays_alone(place: Any):
 
     assert 1 == restored
     assert b"[{" == place.client.hget(keys.unacked, "broken")
-    assert not place.client.exists(keys.held, keys.owners)
+    assert not place.client.exists(keys.held, keys.due)
 
 
 def test_the_visibility_timeout_spares_live_workers(place: Any):
@@ -191,57 +191,6 @@ def test_a_lease_that_expired_is_in_doubt(place: Any):
 
     assert set() == held
     assert not lease.in_doubt
-
-
-#: The script with which a worker of an earlier version finds owners to check: those without
-#: an `alive` key, and those of its machine.
-EARLIER = """
-local found = {}
-for _, owner in ipairs(redis.call('SMEMBERS', KEYS[1])) do
-  local alive = redis.call('GET', ARGV[1] .. owner)
-  if not alive or (ARGV[2] ~= '' and string.find(alive, ARGV[2], 1, true)) then
-    found[#found + 1] = {owner, alive or ''}
-  end
-end
-return found
-"""
-
-
-@pytest.mark.parametrize("ends", ["on this machine", "elsewhere"])
-def test_messages_of_an_earlier_version_are_restored(place: Any, ends: str):
-    """During an upgrade: it does not record when its lease expires, and is killed."""
-    keys = hold(place, "orphan", owner="earlier")
-    facts = json.loads(describe_self("w0@here"))
-    elsewhere = json.dumps({**facts, "machine": "elsewhere"}, sort_keys=True)
-    place.client.set(keys.alive, elsewhere if ends == "elsewhere" else describe_self("w0@here"))
-    lease = Lease(place.channel, "w1@here", 1.0, on_doubt=lambda: None)
-    lease.open()
-    noticed = lambda: place.client.zscore(keys.due, "earlier")  # noqa: E731
-    wait_until(lambda: "" if noticed() else "unknown", [], what="look", timeout=60)
-    waiting = queued(place)
-    if ends == "elsewhere":
-        place.client.delete(keys.alive)  # as when it expires
-    else:
-        dead = json.dumps({**facts, "started": "1"}, sort_keys=True)  # its number is another's
-        place.client.set(keys.alive, dead)
-    wait_until(lambda: "" if queued(place) else "not back", [], what="orphan", timeout=60)
-    lease.end()
-
-    assert [] == waiting
-    assert ["orphan"] == [message["headers"]["id"] for message in queued(place)]
-    assert set() == left(place)
-
-
-def test_worker_of_an_earlier_version_finds_ours(place: Any):
-    """During an upgrade: if ours dies, it finds its messages."""
-    lease = Lease(place.channel, "w1@here", 15.0, on_doubt=lambda: None)
-    lease.open()
-    keys = lease.keys
-    look = place.client.register_script(EARLIER)
-    found = look(keys=[keys.owners], args=[keys.alive_prefix, machine()])
-    lease.end()
-
-    assert [[keys.owner.encode(), describe_self("w1@here").encode()]] == found
 
 
 def test_one_worker_of_a_machine_is_its_sweeper(place: Any):

@@ -12,7 +12,7 @@ from redis import Redis
 
 from celery_batch.worker.redis.scripts import script
 
-RECORDS = ["index", "unacked", "owner of", "held", "owners", "alive"]
+RECORDS = ["index", "unacked", "owner of", "held", "due", "alive"]
 
 PROPERTIES = {
     "correlation_id": "a",

@@ -241,7 +241,7 @@ class BulkFetch:
         connection = channel.client.connection
         channel._in_poll = connection  # noqa: SLF001
         channel._brpop_sent_at = now  # noqa: SLF001
-        names = [keys.index, keys.unacked, keys.owner_of, keys.held, keys.owners, keys.alive]
+        names = [keys.index, keys.unacked, keys.owner_of, keys.held, keys.due, keys.alive]
         self._awaits_reply = True
         connection.send_command(
             *("EVALSHA", self._sha, len(names) + len(lists), *names, *lists),
@@ -393,7 +393,7 @@ class _Record:
         info, keys = message.delivery_info, self._keys
         entry = dumps([message._raw, info["exchange"], info["routing_key"]])  # noqa: SLF001
         self._script(
-            keys=[keys.index, keys.unacked, keys.owner_of, keys.held, keys.owners],
+            keys=[keys.index, keys.unacked, keys.owner_of, keys.held, keys.due],
             args=[keys.owner, tag, entry],
         )
 

@@ -31,7 +31,6 @@ from celery_batch.worker.redis.owner import (
     boottime,
     describe_self,
     is_dead,
-    machine,
     own_pool,
 )
 from celery_batch.worker.redis.restore import Restorer
@@ -44,10 +43,6 @@ logger = logging.getLogger(__name__)
 #: Seconds for which a worker's lease is expired before the worker counts as dead: it may just be
 #: reconnecting after an outage of Redis.
 _GRACE = 2.0
-
-#: Seconds until a worker of an earlier version, which does not record when its lease expires, is
-#: looked at again.
-_RECHECK_AFTER = 2.0
 
 #: Seconds between two searches for dead workers.
 _SWEEP_EVERY = 1.5
@@ -75,7 +70,7 @@ class Sweeper:
         self._restorer = restorer
         self._seconds = seconds
         self._find_dead = client.register_script(script("find_dead"))
-        self._cursors = ["0", "0"]
+        self._cursor = "0"
         self._missing_since: dict[str, float] = {}
         self._expiry_counts_from = 0.0
 
@@ -104,11 +99,10 @@ class Sweeper:
     def _dead(self) -> Iterator[tuple[str, str]]:
         """Yield each dead owner with the value of its `alive` key; "" if that has expired."""
         keys = self._keys
-        *cursors, missing, here = self._find_dead(
-            keys=[keys.owners, keys.due, keys.on_machine],
-            args=[keys.alive_prefix, machine(), _RECHECK_AFTER, *self._cursors],
+        cursor, missing, here = self._find_dead(
+            keys=[keys.due, keys.on_machine], args=[keys.alive_prefix, self._cursor]
         )
-        self._cursors = [bytes_to_str(cursor) for cursor in cursors]
+        self._cursor = bytes_to_str(cursor)
         now = boottime()
         owners = [owner for owner in map(bytes_to_str, missing) if owner != keys.owner]
         self._missing_since = {owner: self._missing_since.get(owner, now) for owner in owners}
@@ -248,7 +242,7 @@ class Lease:
         keys = self.keys
         expired, sweeper, next_cursor = self._renew_lease(
             keys=[
-                *(keys.alive, keys.owners, keys.held, keys.index),
+                *(keys.alive, keys.held, keys.index),
                 *(keys.due, keys.on_machine, keys.sweeper),
             ],
             args=[

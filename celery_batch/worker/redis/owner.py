@@ -37,7 +37,6 @@ class Keys:
     def __init__(self, unacked: str, index: str, owner: str) -> None:
         self.unacked, self.index, self.owner = unacked, index, owner
         self.owner_of = f"{unacked}_owner"
-        self.owners = f"{unacked}_owners"
         self.due = f"{unacked}_due"
         self.on_machine = f"{unacked}_owners_on.{machine()}"
         self.sweeper = f"{unacked}_sweeper_on.{machine()}"

@@ -129,7 +129,7 @@ class Restorer:
         return int(
             self._restore(
                 keys=[
-                    *(keys.unacked, keys.index, keys.owner_of, keys.owners, keys.held),
+                    *(keys.unacked, keys.index, keys.owner_of, keys.held),
                     *(keys.alive, keys.due, keys.on_machine),
                     *lists,
                 ],

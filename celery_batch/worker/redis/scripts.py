@@ -7,7 +7,7 @@ byte.  Beside them stand ours:
 * ``owner of``: the owner of each delivery tag.  An *owner* is one connection of a worker.
 * ``held``: the delivery tags of one owner, "1" for running and "0" for waiting messages.
 * ``alive``: an owner's description; it expires with the lease.
-* ``owners``: all owners, and ``due``: when the lease of each expires.
+* ``due``: all owners, by the time when their leases expire.
 * ``owners on ...`` and ``sweeper on ...``: the owners on a machine, and which of them looks for
   dead ones.
 

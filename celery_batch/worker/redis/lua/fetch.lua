@@ -1,6 +1,6 @@
 -- Pops messages from queues and records the worker that holds them.
 --
--- KEYS  1 index, 2 unacked, 3 owner of, 4 held, 5 owners, 6 alive, 7 ... lists of queues, in order
+-- KEYS  1 index, 2 unacked, 3 owner of, 4 held, 5 due, 6 alive, 7 ... lists of queues, in order
 -- ARGV  1 most messages (a chunk counts as its rows), 2 owner, 3 value of `alive`,
 --       4 milliseconds until `alive` expires,
 --       5 most messages of each of the first lists, with spaces between the numbers
@@ -97,7 +97,7 @@ if #times > 0 then
   redis.call('HSET', KEYS[2], unpack(entries))
   redis.call('HSET', KEYS[3], unpack(owners))
   redis.call('HSET', KEYS[4], unpack(flags))
-  redis.call('SADD', KEYS[5], ARGV[2])
+  redis.call('ZADD', KEYS[5], 'NX', now, ARGV[2]) -- unless its lease says when
   if redis.call('PEXPIRE', KEYS[6], ARGV[4]) == 0 then
     redis.call('SET', KEYS[6], ARGV[3], 'PX', ARGV[4])
   end
@@ -105,5 +105,5 @@ end
 if #found == 0 then return {} end
 local left = {}
 for i = 7, #KEYS do left[i - 6] = redis.call('LLEN', KEYS[i]) end
-local workers = math.max(redis.call('SCARD', KEYS[5]), 1)
+local workers = math.max(redis.call('ZCARD', KEYS[5]), 1)
 return {table.concat(lengths, ' '), table.concat(found), table.concat(left, ' '), workers}

@@ -1,6 +1,6 @@
 -- Renews a worker's lease, refreshes the times of its messages, and elects the machine's sweeper.
 --
--- KEYS  1 alive, 2 owners, 3 held, 4 index, 5 due, 6 owners on this machine, 7 sweeper
+-- KEYS  1 alive, 2 held, 3 index, 4 due, 5 owners on this machine, 6 sweeper
 -- ARGV  1 value of `alive`, 2 milliseconds until the lease expires, 3 owner,
 --       4 HSCAN cursor of the messages to refresh ("" to refresh none),
 --       5 milliseconds until the sweeper's key expires,
@@ -15,24 +15,23 @@ if redis.call('PEXPIRE', KEYS[1], ARGV[2]) == 0 then
   redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
   expired = 1
 end
-redis.call('SADD', KEYS[2], ARGV[3])
-redis.call('ZADD', KEYS[5], now + ARGV[2] / 1000, ARGV[3])
-redis.call('SADD', KEYS[6], ARGV[3])
-redis.call('PEXPIRE', KEYS[6], ARGV[2])
+redis.call('ZADD', KEYS[4], now + ARGV[2] / 1000, ARGV[3])
+redis.call('SADD', KEYS[5], ARGV[3])
+redis.call('PEXPIRE', KEYS[5], ARGV[2])
 
 local me = ARGV[3] .. ' ' .. ARGV[1]
-local sweeper = redis.call('GET', KEYS[7])
+local sweeper = redis.call('GET', KEYS[6])
 if not sweeper or sweeper == me or sweeper == ARGV[6] then
-  redis.call('SET', KEYS[7], me, 'PX', ARGV[5])
+  redis.call('SET', KEYS[6], me, 'PX', ARGV[5])
   sweeper = me
 end
 
 if ARGV[4] == '' then return {expired, sweeper, '0'} end
-local found = redis.call('HSCAN', KEYS[3], ARGV[4], 'COUNT', 200)
+local found = redis.call('HSCAN', KEYS[2], ARGV[4], 'COUNT', 200)
 local times = {}
 for i = 1, #found[2], 2 do
   times[#times + 1] = now
   times[#times + 1] = found[2][i]
 end
-if #times > 0 then redis.call('ZADD', KEYS[4], 'XX', unpack(times)) end
+if #times > 0 then redis.call('ZADD', KEYS[3], 'XX', unpack(times)) end
 return {expired, sweeper, found[1]}

@@ -2,8 +2,8 @@
 --
 -- A message is put back once, even if several workers run this for it.
 --
--- KEYS  1 unacked, 2 index, 3 owner of, 4 owners, 5 held, 6 alive, 7 due,
---       8 owners on this machine, 9 ... lists of queues
+-- KEYS  1 unacked, 2 index, 3 owner of, 4 held, 5 alive, 6 due, 7 owners on this machine,
+--       8 ... lists of queues
 -- ARGV  1 owner ("" for messages without one),
 --       2 value that `alive` must have ("*" for any, "" for none),
 --       3 latest time in the index ("" for any): messages refreshed since then stay,
@@ -13,7 +13,7 @@
 -- Returns  how many messages were put back; -1 if `alive` has another value
 
 local owner = ARGV[1]
-if ARGV[2] ~= '*' and (redis.call('GET', KEYS[6]) or '') ~= ARGV[2] then return -1 end
+if ARGV[2] ~= '*' and (redis.call('GET', KEYS[5]) or '') ~= ARGV[2] then return -1 end
 
 local restored, at = 0, 6
 while at <= #ARGV do
@@ -24,22 +24,21 @@ while at <= #ARGV do
       if copies >= 0 and redis.call('HDEL', KEYS[1], tag) == 1 then
         for copy = 1, copies do
           local argument = at + 2 * copy
-          redis.call(ARGV[4], KEYS[8 + ARGV[argument]], ARGV[argument + 1])
+          redis.call(ARGV[4], KEYS[7 + ARGV[argument]], ARGV[argument + 1])
         end
         restored = restored + 1
       end
       if copies >= 0 then redis.call('ZREM', KEYS[2], tag) end
       redis.call('HDEL', KEYS[3], tag)
     end
-    redis.call('HDEL', KEYS[5], tag)
+    redis.call('HDEL', KEYS[4], tag)
   end
   at = at + 2 + 2 * math.max(copies, 0)
 end
 
-if ARGV[5] == '1' and redis.call('HLEN', KEYS[5]) == 0 then
-  redis.call('SREM', KEYS[4], owner)
-  redis.call('DEL', KEYS[6])
-  redis.call('ZREM', KEYS[7], owner)
-  redis.call('SREM', KEYS[8], owner)
+if ARGV[5] == '1' and redis.call('HLEN', KEYS[4]) == 0 then
+  redis.call('DEL', KEYS[5])
+  redis.call('ZREM', KEYS[6], owner)
+  redis.call('SREM', KEYS[7], owner)
 end
 return restored
