@@ -11,7 +11,7 @@ from typing import Any
 from celery import bootsteps
 from celery.utils.functional import noop
 from celery.worker.state import maybe_shutdown
-from redis.exceptions import NoPermissionError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from celery_batch.compat.fast_paths import FastPaths, PathState
 from celery_batch.compat.kombu import missing_for_acks, missing_for_fetch, open_channels
@@ -22,6 +22,7 @@ from celery_batch.worker.dispatch.running_messages import RunningMessages
 from celery_batch.worker.redis.acks import RedisAcks
 from celery_batch.worker.redis.fetch import BulkFetch, record_single_messages
 from celery_batch.worker.redis.lease import Lease
+from celery_batch.worker.redis.scripts import lacks_command
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
 __all__ = ["BulkPath"]
@@ -115,12 +116,24 @@ class BulkPath:
         if self._last_owner is not None:
             lease.restorer.restore_own(self._last_owner)
         self._last_owner = lease.keys.owner
-        self.reads = acks.fetches_per_task = self._paths.is_on("fetch")
+        acks.fetches_per_task = self._paths.is_on("fetch")
+        self.reads = acks.fetches_per_task and self._can_wait(lease)
         if self.reads:
             self._fetch = BulkFetch(channel, self._consumer.hub, lease, scheduler, self._decode)
             self._opened.callback(self._fetch.close)
         else:
             record_single_messages(channel, lease)
+
+    def _can_wait(self, lease: Lease) -> bool:
+        """Return whether this Redis has BLMOVE, with which an idle worker waits for messages."""
+        try:
+            lease.client.blmove(lease.keys.alive, lease.keys.alive, 0.001)
+        except ResponseError as error:  # it is no list
+            if lacks_command(error):
+                logger.warning("this Redis has no BLMOVE (%s): messages are read one by one", error)
+                self._why_off["fetch"] = "this Redis has no BLMOVE"
+                return False
+        return True
 
     def close(self) -> None:
         """End the bulk path of a connection that is lost."""

@@ -29,7 +29,7 @@ from celery.utils.functional import noop
 from kombu.transport import virtual
 from kombu.utils.json import dumps
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
 from celery_batch.compat.kombu import redis_list, send_pending_auth
 from celery_batch.worker.redis.lease import Lease
@@ -174,22 +174,20 @@ class BulkFetch:
         self._awaits_reply = False
         #: Whether to fetch from lists that were empty a moment ago, too.
         self._is_refresh_wanted = False
-        self._is_single = False
         self._is_refused = False
         #: Delivery tags that the script has recorded, until kombu records them, too.
         self._recorded: set[str] = set()
-        self._wakeup = QueueWakeup(channel, hub, self._wake, self._fetch_singly)
+        self._wakeup = QueueWakeup(channel, hub, self._wake)
         # The loop also sees then that the worker is to end; before kombu 5.7 only BRPOP's reply,
         # each second, has an idle loop look.
         self._timer = hub.call_repeatedly(_FETCH_EVERY, noop)
         self._record = _Record(lease)
         self._sha = lease.client.script_load(script("fetch"))
-        self._start_one, self._read_one = channel._brpop_start, channel._brpop_read  # noqa: SLF001
         channel._brpop_start = self._fetch  # noqa: SLF001
         channel._brpop_read = channel.handlers["BRPOP"] = self._read_reply  # noqa: SLF001
         channel.qos.append = self._append
         self._is_within_prefetch = channel.qos.can_consume
-        channel.qos.can_consume = self._can_fetch
+        channel.qos.can_consume = lambda: True  # in bulk it is asked for each list
         scheduler.fetch = self
 
     def close(self) -> None:
@@ -200,8 +198,7 @@ class BulkFetch:
 
     def refresh(self) -> None:
         """Fetch in the next pass of the event loop, without a wakeup."""
-        can_fetch = not self._is_single and bool(self._channel.active_queues)
-        self._is_refresh_wanted = can_fetch
+        self._is_refresh_wanted = bool(self._channel.active_queues)
 
     @property
     def is_refreshing(self) -> bool:
@@ -211,18 +208,8 @@ class BulkFetch:
     def _wake(self) -> None:
         self._empty = frozenset()
 
-    def _fetch_singly(self, error: ResponseError) -> None:
-        if not self._is_single:
-            self._is_single = self._scheduler.reads_singly = True
-            self._wakeup.close()
-            logger.warning("this Redis has no BLMOVE (%s): messages are read one by one", error)
-
-    def _fetch(self, timeout: float | None = None) -> None:
+    def _fetch(self, timeout: float | None = None) -> None:  # noqa: ARG002 (kombu's signature)
         """Replace sending BRPOP; called in each pass in which the prefetch allows more."""
-        if self._is_single:
-            if self._scheduler.fetch_limits.has_capacity():
-                self._start_one(timeout)
-            return
         if self._awaits_reply:
             # Kombu has closed the socket.  Messages that Redis may have sent are recorded for
             # this connection's owner, and are put back when the connection ends.
@@ -255,19 +242,13 @@ class BulkFetch:
         credit = self._qos.can_consume_max_estimate()
         return _AT_ONCE if credit is None else max(credit, 1)
 
-    def _can_fetch(self) -> bool:
-        """Replace kombu's check of the prefetch, which in bulk is made for each list."""
-        return bool(not self._is_single or self._is_within_prefetch())
-
-    def _read_reply(self, **options: Any) -> bool:
+    def _read_reply(self, **_: Any) -> bool:
         """
         Read Redis' reply and deliver its messages.
 
         Raises:
             Empty: There were none.
         """
-        if not self._awaits_reply:
-            return bool(self._read_one(**options))
         found = self._messages()
         if not found:
             self._empty = frozenset(self._fetched)
@@ -322,8 +303,6 @@ class BulkFetch:
     def _handle_refusal(self, error: ResponseError) -> None:
         if isinstance(error, NoScriptError):
             self._sha = self._lease.client.script_load(script("fetch"))
-        elif isinstance(error, NoPermissionError):
-            self._fetch_singly(error)
         elif not self._is_refused:
             self._is_refused = True
             logger.warning("Redis refuses to deliver messages (%s): tried again soon", error)

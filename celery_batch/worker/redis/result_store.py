@@ -16,12 +16,7 @@ from typing import Any, NamedTuple
 
 from celery import states
 from celery.backends.redis import RedisBackend
-from redis.exceptions import (
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    ResponseError,
-)
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
 from celery_batch.compat.older_celery import expiry_of_result
 from celery_batch.protocol import (
@@ -32,7 +27,7 @@ from celery_batch.protocol import (
     pack_waits,
     write_replies,
 )
-from celery_batch.worker.redis.scripts import script
+from celery_batch.worker.redis.scripts import lacks_command, script
 
 __all__ = ["Entry", "RedisStore", "temporary_errors"]
 
@@ -162,7 +157,7 @@ class RedisStore:
         """Do without scripts for a while if Redis refuses all, else this time only."""
         level = logging.DEBUG if self._has_failed else logging.WARNING
         self._has_failed = True
-        if _forbids_scripts(error):
+        if lacks_command(error):
             self.without_scripts_until = time.monotonic() + _TRY_AGAIN
             text = "Redis runs no script for us (%s): results take two steps"
         else:
@@ -267,11 +262,6 @@ def _pieces(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
         size += len(entry.value)
     if piece:
         yield piece
-
-
-def _forbids_scripts(error: ResponseError) -> bool:
-    """Return whether Redis runs no scripts at all: by its ACL, or as it has no such command."""
-    return isinstance(error, NoPermissionError) or "unknown command" in str(error).lower()
 
 
 def _raise_temporary(error: ResponseError) -> None:

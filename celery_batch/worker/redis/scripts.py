@@ -29,9 +29,16 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-__all__ = ["script"]
+from redis.exceptions import NoPermissionError, ResponseError
+
+__all__ = ["lacks_command", "script"]
 
 
 def script(name: str) -> str:
     """Return the text of a Lua script."""
     return (files(__package__) / "lua" / f"{name}.lua").read_text("utf-8")
+
+
+def lacks_command(error: ResponseError) -> bool:
+    """Return whether a Redis does not run a command at all: by its ACL, or as it has none such."""
+    return isinstance(error, NoPermissionError) or "unknown command" in str(error).lower()

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from celery_batch.compat.redis import descriptor_of
 from celery_batch.worker.redis.owner import boottime, own_pool
@@ -64,20 +64,12 @@ class QueueWakeup:
         channel: Kombu's Redis channel.
         hub: Celery's event loop.
         on_message: Called on the loop when a list has a message.
-        on_unsupported: Called if this Redis cannot do it, with its error.
     """
 
-    def __init__(
-        self,
-        channel: Any,
-        hub: Any,
-        on_message: Callable[[], object],
-        on_unsupported: Callable[[ResponseError], object],
-    ) -> None:
+    def __init__(self, channel: Any, hub: Any, on_message: Callable[[], object]) -> None:
         self._pool = own_pool(channel, _TIMEOUT)
         self._hub = hub
         self._on_message = on_message
-        self._on_unsupported = on_unsupported
         self._waits: dict[str, _QueueWait] = {}
         #: The lists for which a thread connects.
         self._connecting: set[str] = set()
@@ -164,13 +156,11 @@ class QueueWakeup:
             return
         try:
             reply = wait.connection.read_response(disconnect_on_error=False)
-        except ResponseError as error:
+        except ResponseError:
             self._drop(key)
             if wait.skips_reply:
                 self._may_skip_replies = False
                 self._on_message()
-            elif isinstance(error, NoPermissionError) or "unknown command" in str(error).lower():
-                self._on_unsupported(error)
             # Else Redis is full, say, or the key is no list: it is tried again before long.
         except (RedisError, OSError):
             self._drop(key)
