@@ -152,13 +152,13 @@ class VirtualWorker:
         batch, seconds, _ = storing
         self.answered += [(request.arrived, now) for request in batch.requests]
         if self._target is not None and batch.plan is not None:
-            model = self._target.target.model
+            model = self._target.model
             model.observe(batch.rows, seconds)
             model.observe_overhead(self.gap + self.store)
             self._target.ended(batch.plan, now)
             limit = self.policy.target_latency or inf
             late = sum(now - request.arrived > limit for request in batch.requests)
-            self._target.target.note_accepted(self.policy, late / len(batch))
+            self._target.note_accepted(late / len(batch))
         if len(batch) > 1:
             self._batcher.batch_ended(now, batch.rows, batch.urgency)
 

@@ -19,7 +19,8 @@ Rule 6: behind a running batch, one that is not full leaves just before that end
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from math import ceil, inf
 from typing import Any, Generic, TypeVar
 
@@ -31,7 +32,7 @@ from celery_batch.batching.latency_model import LatencyModel
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.shapes import most_rows, round_up
 
-__all__ = ["LatencyTarget", "TargetedQueue"]
+__all__ = ["TargetedQueue"]
 
 T = TypeVar("T")
 
@@ -58,40 +59,28 @@ _MARGIN_STEP, _MOST_MARGIN = 0.05, 0.5
 _LATEST = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Backlog:
+class TargetedQueue(Generic[T]):
     """
-    What goes before a request that is about to be added.
+    A batcher whose requests have a latency target: this chooses its policy, to keep the target.
+
+    All times are on one monotonic clock; a request's ``arrived`` is when it was sent, as far as
+    that is known.
 
     Args:
-        work: Of the requests that go before it and have not left.
-        other_keys: How many batches these are at least, since their keys differ.
-        oldest_age: Seconds since the oldest that waits was sent.
-        seconds: After which a process is free.
-        processes: How many batches run at once.
+        batcher: It gets a new policy where the target asks for one.
+        processes: Returns how many batches run at once.
     """
 
-    work: float
-    other_keys: int
-    oldest_age: float
-    seconds: float
-    processes: int
-
-
-class LatencyTarget:
-    """
-    Chooses the policy that keeps the latency target of one task.
-
-    All times are on one monotonic clock; a request counts from when it was sent, as far as that
-    is known.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, batcher: AnyBatcher[T], processes: Callable[[], int] = lambda: 1) -> None:
+        self._batcher = batcher
+        self._processes = processes
+        #: How large batches may be at most, and their target; the batcher has what is chosen of it.
+        self.configured = batcher.policy
         self.model = LatencyModel()
         #: Of the next batch.
         self.limit = SizeLimit(inf, LimitReason.LEARNING)
-        self._policy: BatchPolicy | None = None
-        self._effective = BatchPolicy()
+        #: For which policy the batcher's was chosen, and the longest wait in that.
+        self._chosen_for: BatchPolicy | None = None
         self._wait = inf
         #: Seconds by which requests have to be early to be accepted, since predictions err.
         self.margin = 0.0
@@ -99,44 +88,65 @@ class LatencyTarget:
         self._overloaded_until = -inf
         #: The highest urgency of late, and when it was seen.
         self._urgency, self._urgency_seen = 0, -inf
+        #: How many times its requests' work a batch is with its padding, of late.
+        self._padding = 1.0
+        #: Of the batches that have left and have not ended, in their order.
+        self._plans: list[Plan] = []
+        self.add = batcher.add
+        self.restart_linger = batcher.restart_linger
+        self.remove, self.discard = batcher.remove, batcher.discard
+        self.clear = batcher.clear
 
-    def policy_for(
-        self, policy: BatchPolicy, now: float, urgency: int | None, *, is_filled_up: bool
-    ) -> BatchPolicy:
-        """
-        Return the policy for the next batch; the same object while nothing has changed.
+    def next(
+        self, now: float, *, full_only: bool = False, earns_share: bool = True
+    ) -> Batch[T] | Wait | Done:
+        """Decide what a slot does now; see `Batcher.next`."""
+        self._choose_policy(now)
+        decision = self._batcher.next(now, full_only=full_only, earns_share=earns_share)
+        if full_only and isinstance(decision, Wait):
+            decision = self._next_behind(now, earns_share=earns_share)
+        if isinstance(decision, Batch):
+            return replace(decision, plan=self._plan(decision, now))
+        return decision
 
-        Args:
-            policy: As it is configured, with a ``target_latency``.
-            now: The time.
-            urgency: Of the most urgent request that waits; None if none does.
-            is_filled_up: Whether less urgent ones fill its batch up.
-        """
-        are_filling = self._is_behind_urgent(now, urgency) or is_filled_up
-        limit, before = self._choose(policy, now, are_filling=are_filling), self.limit
-        wait = self._longest_wait(policy, limit)
-        is_same = policy is self._policy and limit.why is before.why
-        if not (is_same and _are_close(limit.work, before.work) and _are_close(wait, self._wait)):
-            self._policy, self.limit, self._wait = policy, limit, wait
-            self._effective = _limited(policy, limit.work, wait)
-        return self._effective
+    def _choose_policy(self, now: float) -> None:
+        """Give the batcher the policy for the next batch, if that is another one."""
+        batcher, policy, before = self._batcher, self.configured, self.limit
+        urgency = batcher.urgency
+        # Where the most urgent ones are a batch by themselves, no others fill it up.
+        is_filled_up = (
+            urgency is not None
+            and batcher.rows_of(urgency) < batcher.rows
+            and batcher.work_before(urgency) < policy.max_batch_work
+        )
+        limit = self._limit(now, is_mixed=self._is_behind_urgent(now, urgency) or is_filled_up)
+        wait = self._longest_wait(limit)
+        is_same = policy is self._chosen_for and limit.why is before.why
+        if is_same and _are_close(limit.work, before.work) and _are_close(wait, self._wait):
+            return
+        self._chosen_for, self.limit, self._wait = policy, limit, wait
+        chosen = _limited(policy, limit.work, wait)
+        if chosen is not batcher.policy:
+            batcher.policy = chosen
 
-    def _longest_wait(self, policy: BatchPolicy, limit: SizeLimit) -> float:
+    def _longest_wait(self, limit: SizeLimit) -> float:
         """Return how long a request may wait for others in a batch as large as they usually are."""
-        target = policy.target_latency
+        model, most, target = self.model, self.configured.max_wait, self.configured.target_latency
         if target is None or limit.why in (LimitReason.LEARNING, LimitReason.UNREACHABLE):
-            return policy.max_wait
-        return min(max(target - self.model.slow(self.model.usual_work), 0.0), policy.max_wait)
+            return most
+        return min(max(target - model.slow(model.usual_work), 0.0), most)
 
-    def _choose(self, policy: BatchPolicy, now: float, *, are_filling: bool) -> SizeLimit:
-        model, most, target = self.model, policy.max_batch_work, policy.target_latency or inf
+    def _limit(self, now: float, *, is_mixed: bool) -> SizeLimit:
+        """Return how large batches may be; if `is_mixed`, less urgent requests fill them up."""
+        model, policy = self.model, self.configured
+        most, target = policy.max_batch_work, policy.target_latency or inf
         if not model.is_known:
             return SizeLimit(most, LimitReason.LEARNING)
         largest = model.largest(target)
         # The smallest batch has one row, or one that costs next to nothing.
         if largest < (1 if policy.max_batch_cost is None else _SMALLEST):
             return SizeLimit(most, LimitReason.UNREACHABLE)
-        if are_filling:
+        if is_mixed:
             half = max(model.largest((target + model.overhead) / 2), largest / _MOST_PARTS)
             if half < most:
                 return SizeLimit(half, LimitReason.PRIORITIES)
@@ -156,128 +166,42 @@ class LatencyTarget:
             self._urgency, self._urgency_seen = urgency, now
         return urgency > self._urgency
 
-    def batch_left(self, policy: BatchPolicy, now: float, work: float, age: float) -> float:
-        """
-        Note that a batch leaves; return after how many seconds its oldest request has its result.
-
-        Args:
-            policy: As it is configured.
-            now: The time.
-            work: The batch's.
-            age: Seconds from when its oldest request was sent until the batch will run.
-        """
-        model, target = self.model, policy.target_latency or inf
-        if model.is_known and age + model.slow(0.0) > target:
-            self._overloaded_until = now + target + model.slow(policy.max_batch_work)
-        return age + model.slow(work)
-
-    def note_accepted(self, policy: BatchPolicy, late: float) -> None:
-        """
-        Learn from a batch whose requests were expected to be in time.
-
-        Args:
-            policy: As it is configured.
-            late: The part of them that were late.
-        """
-        target = policy.target_latency or 0.0
+    def note_accepted(self, late: float) -> None:
+        """Learn which part of a batch's requests were late that were expected to be in time."""
+        target = self.configured.target_latency or 0.0
         self.margin += _MARGIN_STEP * target * (late - _LATE)
         self.margin = min(max(self.margin, 0.0), _MOST_MARGIN * target)
 
-    def late_by(self, policy: BatchPolicy, age: float, work: float, backlog: Backlog) -> float:
+    def late_by(self, request: Request[Any], now: float) -> float:
         """
-        Return by how many seconds a request will probably miss the target; 0 if it will not.
+        Return by how many seconds a request that is about to be added will miss the target.
 
         It must not make the oldest of its batch miss it, either.
-
-        Args:
-            policy: As it is configured.
-            age: Seconds since the request was sent.
-            work: Its own.
-            backlog: What goes before it.
         """
-        model, target = self.model, policy.target_latency
-        if not model.is_known or target is None:
-            return 0.0
-        left = target - self.margin - backlog.seconds - model.overhead
-        largest = min(self.limit.work, policy.max_batch_work)
-        total = backlog.work + work
-        whole = max(ceil(total / largest) - 1, 0)
-        before = whole * model.expected(largest) + max(backlog.other_keys - whole, 0) * model.a
-        seconds = before / backlog.processes + model.expected(total - whole * largest)
-        if not (whole or backlog.other_keys):  # it joins the batch of the oldest
-            without = backlog.oldest_age + model.slowness * model.expected(backlog.work)
-            if without <= left:
-                age = max(age, backlog.oldest_age)
-        return max(age + model.slowness * seconds - left, 0.0)
-
-
-class TargetedQueue(Generic[T]):
-    """
-    A batcher whose requests have a latency target.
-
-    A request's ``arrived`` is when it was sent.
-
-    Args:
-        batcher: It gets a new policy where the target asks for one.
-    """
-
-    def __init__(self, batcher: AnyBatcher[T]) -> None:
-        self._batcher = batcher
-        #: How large batches may be at most, and their target; the batcher has what is chosen of it.
-        self.configured = batcher.policy
-        self.target = LatencyTarget()
-        #: How many batches run at once.
-        self.processes = 1
-        #: How many times its requests' work a batch is with its padding, of late.
-        self._padding = 1.0
-        #: Of the batches that have left and have not ended, in their order.
-        self._plans: list[Plan] = []
-        self.add = batcher.add
-        self.restart_linger = batcher.restart_linger
-        self.remove, self.discard = batcher.remove, batcher.discard
-        self.clear = batcher.clear
-
-    def next(
-        self, now: float, *, full_only: bool = False, earns_share: bool = True
-    ) -> Batch[T] | Wait | Done:
-        """Decide what a slot does now; see `Batcher.next`."""
-        batcher = self._batcher
-        urgency = batcher.urgency
-        # Where the most urgent ones are a batch by themselves, no others fill it up.
-        is_filled_up = (
-            urgency is not None
-            and batcher.rows_of(urgency) < batcher.rows
-            and batcher.work_before(urgency) < self.configured.max_batch_work
-        )
-        policy = self.target.policy_for(self.configured, now, urgency, is_filled_up=is_filled_up)
-        if policy is not batcher.policy:
-            batcher.policy = policy
-        decision = batcher.next(now, full_only=full_only, earns_share=earns_share)
-        if full_only and isinstance(decision, Wait):
-            decision = self._next_behind(now, earns_share=earns_share)
-        if isinstance(decision, Batch):
-            return replace(decision, plan=self._plan(decision, now))
-        return decision
-
-    def late_by(self, request: Request[Any], now: float) -> float:
-        """Return by how many seconds a request that is about to be added will miss the target."""
-        batcher = self._batcher
+        batcher, policy, model = self._batcher, self.configured, self.model
         if not (len(batcher) or self._plans):
             return 0.0  # it would run at once, so nothing is gained if it does not
-        oldest = request.arrived if batcher.oldest is None else batcher.oldest
-        backlog = Backlog(
-            self._padding * batcher.work_before(request.urgency),
-            batcher.other_keys(request),
-            now - oldest,
-            self._seconds_left(now),
-            self.processes,
-        )
-        work = self._padding * self.configured.work_of(request.rows, request.cost)
-        return self.target.late_by(self.configured, now - request.arrived, work, backlog)
+        target = policy.target_latency
+        if not model.is_known or target is None:
+            return 0.0
+        before = self._padding * batcher.work_before(request.urgency)
+        other_keys = batcher.other_keys(request)
+        left = target - self.margin - self._seconds_left(now) - model.overhead
+        largest = min(self.limit.work, policy.max_batch_work)
+        total = before + self._padding * policy.work_of(request.rows, request.cost)
+        whole = max(ceil(total / largest) - 1, 0)
+        seconds = whole * model.expected(largest) + max(other_keys - whole, 0) * model.a
+        seconds = seconds / self._processes() + model.expected(total - whole * largest)
+        age = now - request.arrived
+        if not (whole or other_keys):  # it joins the batch of the oldest
+            oldest_age = age if batcher.oldest is None else now - batcher.oldest
+            if oldest_age + model.slowness * model.expected(before) <= left:
+                age = max(age, oldest_age)
+        return max(age + model.slowness * seconds - left, 0.0)
 
     def _seconds_left(self, now: float) -> float:
         """Return the seconds after which what has left has run."""
-        return sum(plan.seconds_left(now) for plan in self._plans) / self.processes
+        return sum(plan.seconds_left(now) for plan in self._plans) / self._processes()
 
     def ended(self, plan: Plan, now: float) -> None:
         """Note that a batch has ended, and its process is free."""
@@ -292,8 +216,8 @@ class TargetedQueue(Generic[T]):
         The process then finds it when it is free.  Only one that is no small part of what runs:
         after a large batch its callers may call again, and belong into the next one.
         """
-        running = self._plans[: self.processes]
-        is_known = self.configured.target_latency is not None and self.target.model.is_known
+        running = self._plans[: self._processes()]
+        is_known = self.configured.target_latency is not None and self.model.is_known
         if not (is_known and running and len(self._batcher)):
             return Wait(None)
         if 2 * self._batcher.work_before(ALL) < min(plan.work for plan in running):
@@ -301,21 +225,22 @@ class TargetedQueue(Generic[T]):
         # Of those that are ready already, each takes the place of a running one.
         lefts = sorted(plan.seconds_left(now) for plan in running)
         behind = min(len(self._plans) - len(running), len(running) - 1)
-        left = lefts[behind] - self.target.model.overhead
+        left = lefts[behind] - self.model.overhead
         if left > 0:
             return Wait(left)
         batch = self._batcher.take(now, Reason.AHEAD, earns_share=earns_share)
         return replace(batch, reason=Reason.AHEAD)
 
     def _plan(self, batch: Batch[T], now: float) -> Plan:
-        model = self.target.model
-        work = self._work(batch)
+        model, policy, work = self.model, self.configured, self._work(batch)
         first = min(request.urgency for request in batch.requests)
         # Less urgent ones may wait for long, as a backfill's do.
         oldest = min(each.arrived for each in batch.requests if each.urgency == first)
         age = now - oldest + self._seconds_left(now)
-        predicted = self.target.batch_left(self.configured, now, work, age)
-        plan = Plan(work, self.target.limit, model.a, model.b, predicted, now)
+        target = policy.target_latency or inf
+        if model.is_known and age + model.slow(0.0) > target:
+            self._overloaded_until = now + target + model.slow(policy.max_batch_work)
+        plan = Plan(work, self.limit, model.a, model.b, age + model.slow(work), now)
         self._plans.append(plan)
         self._begin(now)
         return plan
@@ -333,7 +258,7 @@ class TargetedQueue(Generic[T]):
         return load.cost
 
     def _begin(self, now: float) -> None:
-        for plan in self._plans[: self.processes]:
+        for plan in self._plans[: self._processes()]:
             plan.began = min(plan.began, now)
 
 

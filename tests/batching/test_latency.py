@@ -36,7 +36,7 @@ def teach(model: LatencyModel, a: float = 0.008, b: float = 0.001, batches: int 
 def queue_of(policy: BatchPolicy, a: float = 0.008, b: float = 0.001) -> TargetedQueue[str]:
     """Return a queue that knows its model."""
     queue: TargetedQueue[str] = TargetedQueue(Batcher(policy))
-    teach(queue.target.model, a, b)
+    teach(queue.model, a, b)
     return queue
 
 
@@ -205,7 +205,7 @@ def test_a_batch_is_as_large_as_the_policy_allows_if_that_is_in_time():
 def test_a_batch_that_would_miss_the_target_is_smaller():
     """The size is what a slow batch can have within the target."""
     queue = queue_of(TARGETED, 0.016, 0.002)
-    queue.target.model.slowness = 1.0
+    queue.model.slowness = 1.0
     fill(queue, 64, 0.0)
     batch = taken(queue, 0.0)
 
@@ -222,11 +222,11 @@ def test_small_changes_of_the_model_do_not_change_the_limit():
     queue = queue_of(TARGETED, 0.016, 0.002)
     fill(queue, 1, 0.0)
     queue.next(0.0)
-    before = queue.target.limit
-    teach(queue.target.model, 0.0162, 0.00202)
+    before = queue.limit
+    teach(queue.model, 0.0162, 0.00202)
     queue.next(0.0)
 
-    assert before is queue.target.limit
+    assert before is queue.limit
 
 
 def test_fixed_sizes_are_kept_to():
@@ -289,7 +289,7 @@ def test_less_urgent_requests_fill_batches_up_by_half():
     )
     assert 2 * plan_of(first).limit.work * 0.001 + 0.016 <= 0.1 + 1e-9
     queue.next(60.0)
-    assert LimitReason.PRIORITIES is not queue.target.limit.why
+    assert LimitReason.PRIORITIES is not queue.limit.why
 
 
 def test_less_urgent_requests_do_not_keep_urgent_ones_late():
@@ -330,7 +330,7 @@ def test_waiting_ends_while_the_batch_can_be_in_time():
 def test_behind_a_running_batch_one_leaves_just_before_its_end():
     """The process finds it when it is free; until then others can join."""
     queue = queue_of(TARGETED)
-    queue.target.model.observe_overhead(0.002)
+    queue.model.observe_overhead(0.002)
     fill(queue, 20, 0.0)
     first = taken(queue, 1.0)
     fill(queue, 12, 1.01)
@@ -375,7 +375,7 @@ def test_a_target_may_be_taken_away():
 def test_what_cannot_make_it_is_known_when_it_comes():
     """All that has left and all that waits goes before it."""
     queue = queue_of(TARGETED)
-    queue.target.model.slowness = 1.0
+    queue.model.slowness = 1.0
     assert not queue.late_by(Request("alone", -1.0), 0.0)
     fill(queue, 64, 0.0)
     taken(queue, 0.0)
@@ -390,7 +390,7 @@ def test_what_cannot_make_it_is_known_when_it_comes():
 def test_one_that_would_make_the_oldest_late_is_refused():
     """Else each batch would be late because of those that joined it last."""
     queue = queue_of(TARGETED)
-    queue.target.model.slowness = 1.0
+    queue.model.slowness = 1.0
     fill(queue, 64, 0.0)
     taken(queue, 0.0)
     fill(queue, 18, 0.0)
@@ -403,24 +403,24 @@ def test_one_that_would_make_the_oldest_late_is_refused():
 def test_more_is_refused_where_predictions_err():
     """Accepted requests have to be early by a margin, which grows with those that were late."""
     queue = queue_of(TARGETED)
-    queue.target.model.slowness = 1.0
+    queue.model.slowness = 1.0
     fill(queue, 64, 0.0)
     taken(queue, 0.0)
     assert not queue.late_by(Request("new", 0.0), 0.0)
     for _ in range(100):
-        queue.target.note_accepted(TARGETED, 1.0)
+        queue.note_accepted(1.0)
 
-    assert 0.05 == queue.target.margin
+    assert 0.05 == queue.margin
     assert queue.late_by(Request("new", 0.0), 0.0) > 0
     for _ in range(1000):
-        queue.target.note_accepted(TARGETED, 0.0)
-    assert 0.0 == queue.target.margin
+        queue.note_accepted(0.0)
+    assert 0.0 == queue.margin
 
 
 def test_each_ready_batch_is_for_another_process():
     """With two processes, the second batch that is ready leaves before the second one ends."""
     queue = queue_of(TARGETED)
-    queue.processes = 2
+    queue._processes = lambda: 2
     fill(queue, 20, 0.0)
     taken(queue, 1.0)
     fill(queue, 20, 1.01)
@@ -439,7 +439,7 @@ def test_batches_of_one_key_keep_the_target():
     """Where batches are formed by key, limits and what is ahead hold for all keys together."""
     policy = BatchPolicy(64, 0.01, target_latency=0.1)
     queue: TargetedQueue[str] = TargetedQueue(KeyedBatcher(policy))
-    teach(queue.target.model, 0.016, 0.002)
+    teach(queue.model, 0.016, 0.002)
     for n in range(100):
         queue.add(Request(str(n), 0.0, key=n % 2))
     first = taken(queue, 0.0)
@@ -455,13 +455,13 @@ def test_each_key_that_waits_is_a_batch_of_its_own():
     """One request of each of twenty keys takes twenty calls, of which more processes share."""
     policy = BatchPolicy(64, 10.0, target_latency=0.1)
     queue: TargetedQueue[str] = TargetedQueue(KeyedBatcher(policy))
-    teach(queue.target.model)
-    queue.target.model.slowness = 1.0
+    teach(queue.model)
+    queue.model.slowness = 1.0
     for n in range(20):
         queue.add(Request(str(n), 0.0, key=n))
     queue.next(0.0)
     late = queue.late_by(Request("new", 0.0, key="new"), 0.0)
-    queue.processes = 4
+    queue._processes = lambda: 4
 
     assert pytest.approx(20 * 0.008 + 0.029 - 0.1, abs=0.01) == late
     assert 0 == queue.late_by(Request("new", 0.0, key="new"), 0.0)
@@ -535,7 +535,7 @@ def test_padding_counts_in_what_goes_before():
         1024, 0.01, max_batch_cost=64, padded=True, sort_window=0, target_latency=0.1
     )
     queue = queue_of(policy)
-    queue.target.model.slowness = 1.0
+    queue.model.slowness = 1.0
     late = []
     for _ in range(2):
         for n in range(20):

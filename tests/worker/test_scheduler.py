@@ -110,7 +110,7 @@ def test_a_refused_caller_is_told_a_time_by_the_present_target(
     task_queue.policy = replace(task_queue.policy, target_latency=5.0)
     assert task_queue.target is not None
     for _ in range(8):
-        task_queue.target.queue.target.model.observe(1, 4.0)
+        task_queue.target.queue.model.observe(1, 4.0)
     worker.send("hurried", "a", "b")
     ((_, einfo),) = (what for _, *what in worker.events if what[0] == "failed")
 

@@ -55,7 +55,7 @@ def queue_of(target: float, **options: Any) -> TaskQueue:
     found = TaskQueue(task, threading.RLock())
     assert found.target is not None
     for work in (1, 4) * 4:
-        found.target.queue.target.model.observe(work, 0.1)
+        found.target.queue.model.observe(work, 0.1)
     return found
 
 

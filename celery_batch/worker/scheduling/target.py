@@ -55,22 +55,16 @@ class TargetTracker:
     """
 
     def __init__(self, batcher: AnyBatcher[Any], processes: Callable[[], int]) -> None:
-        self._processes = processes
-        self.queue: TargetedQueue[Any] = TargetedQueue(batcher)
-        self.call_times = CallTimes(self.queue.target.model)
+        self.queue: TargetedQueue[Any] = TargetedQueue(batcher, processes)
+        self.call_times = CallTimes(self.queue.model)
         #: Requests with a result within the target, those with a later one, and those refused.
         self.in_time = self.late = self.refused = 0
         self._predicted: float | None = None
         #: When the last call of the model ended.
         self._last_ended = 0.0
 
-    def count_processes(self) -> None:
-        """Look how many batches can run at once; that changes with autoscale."""
-        self.queue.processes = self._processes()
-
     def late_by(self, request: Request[Any]) -> float:
         """Return by how many seconds a request would miss the target; it is then refused."""
-        self.count_processes()
         late = self.queue.late_by(request, time.monotonic())
         self.refused += late > 0
         return late
@@ -107,12 +101,12 @@ class TargetTracker:
         if policy.shed:  # of those that did not come late
             accepted = [stored - at > target for at, arrived in sent if arrived - at < target / 2]
             if accepted:
-                self.queue.target.note_accepted(policy, sum(accepted) / len(accepted))
+                self.queue.note_accepted(sum(accepted) / len(accepted))
 
     def report(self) -> dict[str, Any]:
         """Return what is known, what was chosen and why, as plain data; times in seconds."""
-        policy, target = self.queue.configured, self.queue.target
-        model, limit = target.model, target.limit
+        queue = self.queue
+        policy, model, limit = queue.configured, queue.model, queue.limit
         return {
             "target_latency": policy.target_latency,
             "shed": policy.shed,
@@ -121,7 +115,7 @@ class TargetTracker:
                 "b": round(model.b, 9),
                 "overhead": round(model.overhead, 6),
                 "slowness": round(model.slowness, 3),
-                "margin": round(target.margin, 6),
+                "margin": round(queue.margin, 6),
                 "learnt_from": model.batches,
                 "limit": round(min(limit.work, policy.max_batch_work), 3),
                 "why": str(limit.why),

@@ -377,8 +377,6 @@ class TaskQueue:
         """
         with self._lock:
             now = time.monotonic()
-            if self.target is not None:
-                self.target.count_processes()
             decision = self._queue.next(now, full_only=full_only, earns_share=earns_share)
             if isinstance(decision, Batch):
                 self._last_left = now
