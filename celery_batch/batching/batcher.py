@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from celery_batch.batching.batch import Batch, Reason, Request
 from celery_batch.batching.cost import CallCost, Load
@@ -30,7 +30,7 @@ from celery_batch.batching.cost_queue import CostQueue
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.priority_queue import PriorityQueue
 
-__all__ = ["ALL", "BatchQueue", "Batcher", "Done", "Wait"]
+__all__ = ["ALL", "Batcher", "Done", "Wait"]
 
 T = TypeVar("T")
 
@@ -54,24 +54,6 @@ class Wait:
 @dataclass(frozen=True, slots=True)
 class Done:
     """Drained and empty: there will be no more batches."""
-
-
-class BatchQueue(Protocol[T]):
-    """Takes requests and gives batches: a batcher, or what decides for one; see `Batcher`."""
-
-    def add(self, request: Request[T]) -> None:
-        """Add a request."""
-
-    def next(
-        self, now: float, *, full_only: bool = False, earns_share: bool = True
-    ) -> Batch[T] | Wait | Done:
-        """Decide what a slot does now."""
-
-    def remove(self, is_unwanted: Callable[[Request[T]], bool]) -> list[Request[T]]:
-        """Remove and return some waiting requests."""
-
-    def clear(self) -> list[Request[T]]:
-        """Remove and return all waiting requests."""
 
 
 class Batcher(Generic[T]):

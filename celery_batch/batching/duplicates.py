@@ -13,20 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from celery_batch.batching.batch import Batch, Request
-from celery_batch.batching.batcher import BatchQueue, Done, Wait
+from celery_batch.batching.batcher import Done, Wait
+from celery_batch.batching.keyed_batcher import AnyBatcher
+from celery_batch.batching.latency_target import TargetedQueue
 
 __all__ = ["Duplicates"]
 
 T = TypeVar("T")
-
-
-class _Queue(BatchQueue[T], Protocol[T]):
-    """A batcher, as far as it is used here."""
-
-    def discard(self, request: Request[T]) -> None: ...
 
 
 class Duplicates(Generic[T]):
@@ -39,7 +35,12 @@ class Duplicates(Generic[T]):
         most: Most requests in a batch.
     """
 
-    def __init__(self, queue: _Queue[T], key: Callable[[T], Hashable | None], most: int) -> None:
+    def __init__(
+        self,
+        queue: AnyBatcher[T] | TargetedQueue[T],
+        key: Callable[[T], Hashable | None],
+        most: int,
+    ) -> None:
         self._queue, self._key, self._most = queue, key, most
         #: The requests that wait in the queue, by key.
         self._first: dict[Hashable, Request[T]] = {}

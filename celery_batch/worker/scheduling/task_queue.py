@@ -16,10 +16,11 @@ from typing import Any
 from celery.worker.state import revoked, task_ready
 
 from celery_batch.batching.batch import Batch, Request
-from celery_batch.batching.batcher import Batcher, BatchQueue, Done, Wait
+from celery_batch.batching.batcher import Batcher, Done, Wait
 from celery_batch.batching.cost import CallCost
 from celery_batch.batching.duplicates import Duplicates
 from celery_batch.batching.keyed_batcher import AnyBatcher, KeyedBatcher
+from celery_batch.batching.latency_target import TargetedQueue
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.config import LARGEST_BATCH, policy_of
 from celery_batch.items.functions import item_cost_of, item_key_of
@@ -36,6 +37,8 @@ __all__ = ["KEY_WINDOW", "LEAST_URGENT", "TaskQueue"]
 LEAST_URGENT = 1 << 31
 
 _NEVER = float("inf")
+
+_Queue = AnyBatcher[Any] | TargetedQueue[Any]
 
 #: Most batches' worth of requests that are read ahead where batches are formed by key, and bytes
 #: of all that wait from which on no more are read ahead.
@@ -121,13 +124,13 @@ class TaskQueue:
             self.target = TargetTracker(self._batcher, processes)
         self._call_times = CallTimes() if self.target is None else self.target.call_times
         self._row_digest = row_digest_of(task) if policy.dedupe else None
-        self._queue = self._queue_before(self._batcher)
+        self._queue = self._front_queue()
         self._item_cost = None if policy.max_batch_cost is None else item_cost_of(task)
         self._lock = lock
 
-    def _queue_before(self, batcher: AnyBatcher[Any]) -> BatchQueue[Any]:
+    def _front_queue(self) -> _Queue | Duplicates[Any]:
         """Return what takes requests and gives batches; it may keep equal ones from the batcher."""
-        queue = batcher if self.target is None else self.target.queue
+        queue: _Queue = self._batcher if self.target is None else self.target.queue
         if self._row_digest is None:
             return queue
         return Duplicates(queue, attrgetter("row_digest"), LARGEST_BATCH)
@@ -153,7 +156,7 @@ class TaskQueue:
         if isinstance(self._queue, Duplicates):
             self._queue.release()
         self._row_digest = row_digest_of(self.task) if wanted else None
-        self._queue = self._queue_before(self._batcher)
+        self._queue = self._front_queue()
 
     @property
     def is_empty(self) -> bool:
