@@ -13,9 +13,7 @@ Rule 4: this file calls no model and knows no error: facts are arguments, the ne
 
 from __future__ import annotations
 
-from enum import Enum, auto
-
-__all__ = ["Bisection", "SafeSize", "Verdict", "after_loss"]
+__all__ = ["Bisection", "SafeSize", "is_poison"]
 
 
 class Bisection:
@@ -118,16 +116,9 @@ class SafeSize:
         return size / number if isinstance(size, float) else max(size // number, 1)
 
 
-class Verdict(Enum):
-    """What follows for an item whose process died while it ran."""
-
-    ALONE = auto()  # it may be the reason: run it alone
-    POISON = auto()  # it is the reason: fail it
-
-
-def after_loss(losses: int, *, was_alone: bool, max_losses: int) -> Verdict:
+def is_poison(losses: int, *, was_alone: bool, max_losses: int) -> bool:
     """
-    Decide about an item that was running when its process died.
+    Return whether an item is the reason why its process died; if it may be, it is to run alone.
 
     Args:
         losses: How often that has happened to it, this time included.
@@ -135,4 +126,4 @@ def after_loss(losses: int, *, was_alone: bool, max_losses: int) -> Verdict:
             may be the reason, however often it happened.
         max_losses: How often makes it fail, at least 1.
     """
-    return Verdict.POISON if was_alone and losses >= max_losses else Verdict.ALONE
+    return was_alone and losses >= max_losses

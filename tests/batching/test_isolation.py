@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_batch.batching.isolation import Bisection, SafeSize, Verdict, after_loss
+from celery_batch.batching.isolation import Bisection, SafeSize, is_poison
 
 
 @given(st.integers(min_value=0, max_value=200), st.none() | st.integers(1, 50), st.data())
@@ -119,8 +119,8 @@ def test_one_item_is_always_allowed():
 def test_only_a_loss_alone_is_poison():
     """Together with others an item may not be the reason, however often it happened."""
     verdicts = [
-        after_loss(losses, was_alone=was_alone, max_losses=2)
+        is_poison(losses, was_alone=was_alone, max_losses=2)
         for losses, was_alone in [(1, True), (2, False), (9, False), (2, True), (3, True)]
     ]
 
-    assert [Verdict.ALONE] * 3 + [Verdict.POISON] * 2 == verdicts
+    assert [False] * 3 + [True] * 2 == verdicts

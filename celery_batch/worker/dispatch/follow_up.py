@@ -21,7 +21,7 @@ from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.worker import state
 from kombu.exceptions import EncodeError
 
-from celery_batch.batching.isolation import Verdict, after_loss
+from celery_batch.batching.isolation import is_poison
 from celery_batch.config import max_worker_losses
 from celery_batch.errors import PoisonItem
 from celery_batch.telemetry.report import NO_WORK, Work
@@ -271,7 +271,7 @@ def _after_loss(
         return
     request.losses += 1  # which makes it a suspect
     limit = max_worker_losses(task)
-    if after_loss(request.losses, was_alone=was_alone, max_losses=limit) is Verdict.ALONE:
+    if not is_poison(request.losses, was_alone=was_alone, max_losses=limit):
         follow_up.run_again.append(request)
         return
     error = PoisonItem(

@@ -119,7 +119,25 @@ class ModelCall:
     @property
     def work(self) -> Work:
         """A summary of all calls; computed beside the next batch, not before it."""
-        return _work(self.timings, self._counted, self._reused, self._collating)
+        timings, counted = self.timings, self._counted
+        reuse = NO_REUSE if self._reused is None else self._reused.counts
+        if not timings:
+            return Work(counted.calls, reuse=reuse)
+        last = timings[-1]
+        return Work(
+            counted.calls,
+            timings[0].began,
+            last.began + last.seconds,
+            sum(timing.seconds for timing in timings),
+            counted.isolated,
+            counted.out_of_memory,
+            counted.cost,
+            counted.padded_cost,
+            reuse,
+            counted.padding_rows,
+            sum(len(timing.part) for timing in timings),
+            self._collating,
+        )
 
     def prepare(self) -> None:
         """Collate the rows on this thread, and have `outcomes` uncollate the outputs on its own."""
@@ -248,29 +266,6 @@ class ModelCall:
 def _note_broken(runner: Runner) -> None:
     global _broken  # noqa: PLW0603 (one device a process)
     _broken = _broken or runner.broken  # of any task, on whatever thread
-
-
-def _work(
-    timings: Sequence[Timing], counted: Counts, reused: ReusedRows | None, collating: float
-) -> Work:
-    reuse = NO_REUSE if reused is None else reused.counts
-    if not timings:
-        return Work(counted.calls, reuse=reuse)
-    last = timings[-1]
-    return Work(
-        counted.calls,
-        timings[0].began,
-        last.began + last.seconds,
-        sum(timing.seconds for timing in timings),
-        counted.isolated,
-        counted.out_of_memory,
-        counted.cost,
-        counted.padded_cost,
-        reuse,
-        counted.padding_rows,
-        sum(len(timing.part) for timing in timings),
-        collating,
-    )
 
 
 #: The encoded facts that all requests of a model call share, and the request's own wait.

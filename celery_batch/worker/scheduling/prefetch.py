@@ -182,15 +182,7 @@ class FetchLimits:
 
     def has_capacity(self) -> bool:
         """Return whether each task can use another message, of whatever urgency."""
-        # Kombu asks twice for each message that it reads.  A task without work always can.
-        batches, jobs = self._slots.capacity + self._slots.processes, list(self._slots.jobs)
-        for each in list(self._task_queues.values()):
-            running = [job for job in jobs if job.task is each.task]
-            if each.is_idle and not running:
-                continue
-            if not each.capacity_left(batches, running, LEAST_URGENT):
-                return False
-        return True
+        return self._left(list(self._task_queues.values()), (), LEAST_URGENT) > 0
 
     def left(
         self, tasks: Collection[str] | None, urgencies: Sequence[int], ahead: int = 0
@@ -218,7 +210,7 @@ class FetchLimits:
         task_queues: Collection[TaskQueue],
         tasks: Collection[str] | None,
         urgency: int,
-        ahead: int,
+        ahead: int = 0,
     ) -> int:
         batches, jobs = self._slots.capacity + self._slots.processes, list(self._slots.jobs)
         left = [

@@ -164,11 +164,6 @@ class TaskQueue:
         return not self._batcher
 
     @property
-    def is_idle(self) -> bool:
-        """Whether no request waits for a slot or is set aside."""
-        return not (self._batcher or self._set_aside)
-
-    @property
     def is_full(self) -> bool:
         """Whether a batch waits that cannot grow any more."""
         return self._batcher.is_full
