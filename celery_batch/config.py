@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from celery_batch.batching.policy import BatchPolicy
+from celery_batch.batching.policy import BatchPolicy, is_above_zero, require
 from celery_batch.batching.shapes import are_ascending
 from celery_batch.defaults import SETTINGS
 from celery_batch.errors import ConfigurationError
@@ -460,17 +460,6 @@ def _option(task: Any, name: str) -> Any:
 def _has_size(task: Any) -> bool:
     """Return whether a task or its app says how many rows a batch may have."""
     return task.max_batch_size is not None or task.app.conf.get("batch_max_size") is not None
-
-
-def require(is_valid: object, name: str, expected: str, value: object) -> None:
-    """Raise an error that names a setting or an option, and what is expected of it."""
-    if not is_valid:
-        raise ConfigurationError(f"{name}: must be {expected}, got {value!r}")
-
-
-def is_above_zero(value: object) -> bool:
-    """Return whether a value is a finite number above 0."""
-    return isinstance(value, (int, float)) and value is not True and 0 < value < math.inf
 
 
 def _is_positive(value: object) -> bool:

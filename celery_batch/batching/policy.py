@@ -10,7 +10,7 @@ from celery_batch.batching.cost import CostLimits
 from celery_batch.batching.shapes import are_ascending
 from celery_batch.errors import ConfigurationError
 
-__all__ = ["DEFAULT_LINGER", "BatchPolicy"]
+__all__ = ["DEFAULT_LINGER", "BatchPolicy", "is_above_zero", "require"]
 
 #: Seconds.  Longer than the gap between two messages of a burst, short beside a model call.
 DEFAULT_LINGER = 0.002
@@ -73,71 +73,44 @@ class BatchPolicy:
     cache_ttl: float | None = None
 
     def __post_init__(self) -> None:
-        size = self.max_batch_size
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ConfigurationError(
-                f"max_batch_size: must be a whole number of at least 1, got {size!r}"
-            )
-        _require_seconds("max_wait", self.max_wait)
-        if self.linger is not None:
-            _require_seconds("linger", self.linger)
-        share = self.low_priority_share
-        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 0.5:  # noqa: PLR2004
-            raise ConfigurationError(
-                f"low_priority_share: must be a number from 0 to 0.5, got {share!r}"
-            )
-        weight = self.device_share
-        if not (_is_finite(weight) and weight > 0):
-            raise ConfigurationError(f"device_share: must be a number above 0, got {weight!r}")
+        size, wait, linger = self.max_batch_size, self.max_wait, self.linger
+        share, weight = self.low_priority_share, self.device_share
+        seconds = "seconds as a number from 0 up"
+        require(_is_whole(size, 1), "max_batch_size", "a whole number of at least 1", size)
+        require(_is_finite(wait) and wait >= 0, "max_wait", seconds, wait)
+        is_linger = linger is None or (_is_finite(linger) and linger >= 0)
+        require(is_linger, "linger", seconds, linger)
+        is_share = _is_finite(share) and 0 <= share <= 0.5  # noqa: PLR2004
+        require(is_share, "low_priority_share", "a number from 0 to 0.5", share)
+        require(is_above_zero(weight), "device_share", "a number above 0", weight)
+        for name in ("padded", "shed", "dedupe"):
+            require(isinstance(switch := getattr(self, name), bool), name, "True or False", switch)
         self._check_cost()
         self._check_shapes()
-        self._check_target()
-        self._check_reuse()
+        self._check_seconds()
 
-    def _check_target(self) -> None:
-        target = self.target_latency
-        if target is not None and not (_is_finite(target) and target > 0):
-            raise ConfigurationError(
-                f"target_latency: must be seconds as a number above 0, got {target!r}"
-            )
-        if not isinstance(self.shed, bool):
-            raise ConfigurationError(f"shed: must be True or False, got {self.shed!r}")
+    def _check_seconds(self) -> None:
+        target, ttl = self.target_latency, self.cache_ttl
+        is_target = target is None or is_above_zero(target)
+        require(is_target, "target_latency", "seconds as a number above 0", target)
         if self.shed and target is None:
             raise ConfigurationError("shed: has no effect without target_latency")
-
-    def _check_reuse(self) -> None:
-        ttl = self.cache_ttl
-        if not isinstance(self.dedupe, bool):
-            raise ConfigurationError(f"dedupe: must be True or False, got {self.dedupe!r}")
-        if ttl is not None and not (_is_finite(ttl) and ttl >= _SHORTEST_TTL):
-            raise ConfigurationError(
-                f"cache_ttl: must be seconds above 0, or None for no cache, got {ttl!r}"
-            )
+        is_ttl = ttl is None or (_is_finite(ttl) and ttl >= _SHORTEST_TTL)
+        require(is_ttl, "cache_ttl", "seconds above 0, or None for no cache", ttl)
 
     def _check_cost(self) -> None:
         cost, window = self.max_batch_cost, self.sort_window
-        if cost is not None and not (_is_finite(cost) and cost > 0):
-            raise ConfigurationError(f"max_batch_cost: must be a number above 0, got {cost!r}")
-        if not isinstance(self.padded, bool):
-            raise ConfigurationError(f"padded: must be True or False, got {self.padded!r}")
+        require(cost is None or is_above_zero(cost), "max_batch_cost", "a number above 0", cost)
         if self.padded and cost is None:
             raise ConfigurationError("padded: has no effect without max_batch_cost")
-        if not isinstance(window, int) or isinstance(window, bool) or window < 0:
-            raise ConfigurationError(
-                f"sort_window: must be a whole number of batches from 0 up, got {window!r}"
-            )
+        require(_is_whole(window, 0), "sort_window", "a whole number of batches from 0 up", window)
 
     def _check_shapes(self) -> None:
-        sizes = self.batch_sizes
+        size, sizes = self.max_batch_size, self.batch_sizes
         for name in ("batch_sizes", "batch_lengths"):
-            if not are_ascending(value := getattr(self, name)):
-                raise ConfigurationError(
-                    f"{name}: must be whole numbers from 1 up, in ascending order, got {value!r}"
-                )
-        if sizes and self.max_batch_size not in sizes:
-            raise ConfigurationError(
-                f"max_batch_size: must be one of batch_sizes {sizes}, got {self.max_batch_size}"
-            )
+            expected = "whole numbers from 1 up, in ascending order"
+            require(are_ascending(steps := getattr(self, name)), name, expected, steps)
+        require(not sizes or size in sizes, "max_batch_size", f"one of batch_sizes {sizes}", size)
         if self.batch_lengths and not sizes:
             raise ConfigurationError(
                 "batch_lengths: needs batch_sizes, without which the shapes of calls are not fixed"
@@ -206,11 +179,26 @@ class BatchPolicy:
         return min(linger, self.max_wait)
 
 
+def require(is_valid: object, name: str, expected: str, value: object) -> None:
+    """
+    Check an option or a setting.
+
+    Raises:
+        ConfigurationError: It is not valid.
+    """
+    if not is_valid:
+        raise ConfigurationError(f"{name}: must be {expected}, got {value!r}")
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 def _is_finite(value: object) -> bool:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_number and math.isfinite(value)  # type: ignore[arg-type]
 
 
-def _require_seconds(name: str, value: object) -> None:
-    if not _is_finite(value) or value < 0:  # type: ignore[operator]
-        raise ConfigurationError(f"{name}: must be seconds as a number from 0 up, got {value!r}")
+def is_above_zero(value: object) -> bool:
+    """Return whether a value is a finite number above 0."""
+    return _is_finite(value) and value > 0  # type: ignore[operator]
