@@ -8,7 +8,6 @@ options win over them.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

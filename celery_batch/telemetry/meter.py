@@ -31,7 +31,8 @@ class Tally:
         self.sizes, self.fill = Histogram(_SIZES), Histogram(_SHARES)
         self.wait, self.model = Histogram(_SECONDS), Histogram(_SECONDS)
         self.rows = self.calls = 0
-        self.isolated = self.out_of_memory = self.poison = 0
+        self.isolated = self.out_of_memory = self.poison = self.padding_rows = 0
+        self.cost = self.padded_cost = 0.0
         self.reuse = NO_REUSE
         self.reasons: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
@@ -50,6 +51,9 @@ class Tally:
         self.sizes.add(report.rows)
         self.fill.add(report.fill)
         self.poison += report.poison
+        self.cost += work.cost
+        self.padded_cost += work.padded_cost
+        self.padding_rows += work.padding_rows
         if work.reuse is not NO_REUSE:
             self.reuse = Reuse(*map(add, self.reuse, work.reuse))
         if work.began is not None:
@@ -58,6 +62,11 @@ class Tally:
             self.calls += work.calls
             self.isolated += work.isolated
             self.out_of_memory += work.out_of_memory
+
+    @property
+    def losses(self) -> int:
+        """How many batches the pool processes have not answered."""
+        return sum(self.ends[each] for each in (End.LOST, End.TIME_LIMIT, End.ERROR))
 
     def summary(self) -> dict[str, Any]:
         """Return the counts as plain data; times in seconds."""
@@ -170,6 +179,6 @@ class Meter:
         """Return a copy of the counts, by task."""
         return deepcopy(dict(self.tallies))
 
-    def summary(self, task: str) -> dict[str, Any]:
-        """Return a task's counts as plain data."""
-        return self.tallies.get(task, Tally()).summary()
+    def tally(self, task: str) -> Tally:
+        """Return a task's counts."""
+        return self.tallies.get(task) or Tally()

@@ -135,7 +135,7 @@ def test_batches_of_a_task_are_added_up():
     meter.add(report(end=End.LOST, outcomes={RequestEnd.AGAIN: 2}, waits=[], work=Work(), poison=1))
     for _ in range(3):
         meter.add_outcome("double", RequestEnd.EXPIRED)
-    summary = meter.summary("double")
+    summary = meter.tally("double").summary()
 
     assert 3 == summary["ended"]
     assert (2 / 8 + 4 / 8 + 2 / 8) / 3 == pytest.approx(summary["fill"], abs=1e-6)
@@ -152,17 +152,17 @@ def test_copy_stays_as_it_was():
     meter = Meter(0.0)
     meter.add(report())
     copied = meter.copy()
-    before = meter.summary("double")
+    before = meter.tally("double").summary()
     meter.add(report(outcomes={RequestEnd.FAILED: 2}, waits=[5.0, 6.0]))
 
     assert before == copied["double"].summary()
-    assert before != meter.summary("double")
+    assert before != meter.tally("double").summary()
     assert 2 == meter.copy()["double"].ends.total()
 
 
 def test_summary_of_a_task_that_has_had_no_batch():
     """Counts are 0, and what is not known is None."""
-    summary = Meter(0.0).summary("double")
+    summary = Meter(0.0).tally("double").summary()
 
     assert 0 == summary["ended"]
     unknown = dict.fromkeys(("mean", "p50", "p95", "p99"))

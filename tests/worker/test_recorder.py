@@ -30,7 +30,7 @@ def taken(worker: Worker, pool: Pool, *ids: str) -> Callable[..., None]:
 
 def summary(worker: Worker) -> dict[str, Any]:
     """Return the task's counts."""
-    return worker.scheduler.recorder.ask(lambda meter: meter.summary("trios"))
+    return worker.scheduler.recorder.ask(lambda meter: meter.tally("trios").summary())
 
 
 def test_outcomes_are_counted_separately(worker: Worker, pool: Pool):

@@ -33,7 +33,6 @@ from celery_batch.worker.control.runtime_config import RuntimeConfig
 from celery_batch.worker.dispatch.follow_up import BatchEnd, Unanswered
 from celery_batch.worker.executor import loader
 from celery_batch.worker.scheduling import prefetch
-from celery_batch.worker.scheduling.queue_report import queue_report
 from tests.worker.doubles import Pool, Worker
 
 OPERATOR = "operator"
@@ -243,13 +242,13 @@ def test_paused_task_queue_keeps_new_requests_and_runs_retried_ones(worker: Work
 
     assert [["a", "b"], ["a"]] == pool.batches
     assert 1 == task_queue.reasons[Reason.ALONE]
-    assert 3 == queue_report(task_queue)["waiting"]
+    assert 3 == task_queue.waiting
 
     pool.finish()
     worker.scheduler.resume(task_queue, OPERATOR)
 
     assert [["a", "b"], ["a"], ["c", "d"]] == pool.batches
-    assert 1 == queue_report(task_queue)["waiting"]
+    assert 1 == task_queue.waiting
 
 
 def test_kept_requests_count_for_room_and_go_back_with_the_connection(worker: Worker):
@@ -342,7 +341,7 @@ def test_acknowledged_request_runs_while_paused(worker: Worker):
 
     assert task_queue.is_paused
     assert ["b"] == [request.id for request in task_queue.take_set_aside()]
-    assert 1 == queue_report(task_queue)["waiting"]
+    assert 1 == task_queue.waiting
 
 
 def test_task_queue_resumes_when_all_have_resumed_it(worker: Worker, pool: Pool):

@@ -200,9 +200,6 @@ def test_task_queue_learns_how_long_its_rows_are_collated(app: Celery):
     """Batches that were not collated beside another one do not count."""
     task_queue = TaskQueue(app.tasks["pairs"], threading.RLock())
     for collating in (0.5, 0.0, 0.5, 0.0):
-        job: Any = SimpleNamespace(
-            batches=1.0, answer=BatchEnd([], Work(1, 0.0, 1.0, 1.0, collating=collating))
-        )
-        task_queue.count_answer(job)
+        task_queue.note_answer(BatchEnd([], Work(1, 0.0, 1.0, 1.0, collating=collating)), 1.0)
 
     assert (0.5, 1.0) == (task_queue.usual_collating, task_queue.usual_seconds)

@@ -57,7 +57,7 @@ def stats_of(consumer: Any) -> dict[str, Any]:
     idle = scheduler.recorder.idle_seconds(scheduler.slots)
     reports, processes = task_reports(context), scheduler.slots.model_processes
     seconds, summaries = scheduler.recorder.ask(
-        lambda meter: (now - meter.since, {name: meter.summary(name) for name in reports})
+        lambda meter: (now - meter.since, {name: meter.tally(name).summary() for name in reports})
     )
     return {
         "seconds": round(seconds, 3),

@@ -292,8 +292,8 @@ class Scheduler:
         task_queue = self.task_queue(job.task)
         with _errors_logged(job):
             self.recorder.ended(job, follow_up)
-            if job.accepted:
-                task_queue.count_answer(job)
+            if job.answer is not None:
+                task_queue.note_answer(job.answer, job.batches)
             may_be_unread = self.slots.run_inline and self.reads_singly
             task_queue.batch_ended(job, may_be_unread=may_be_unread)
 
@@ -384,10 +384,12 @@ class Scheduler:
         running = Counter(job.task.name for job in list(self.slots.jobs))
         task_queues = sorted(self._task_queues.items())
         with self.slots.lock:  # the caller may be another thread
-            return {
-                name: {**queue_report(task_queue), "running": running[name]}
-                for name, task_queue in task_queues
-            }
+            return self.recorder.ask(
+                lambda meter: {
+                    name: {**queue_report(task_queue, meter.tally(name)), "running": running[name]}
+                    for name, task_queue in task_queues
+                }
+            )
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from operator import add, attrgetter
+from operator import attrgetter
 from typing import Any
 
 from celery.worker.state import revoked, task_ready
@@ -25,8 +25,8 @@ from celery_batch.batching.policy import BatchPolicy
 from celery_batch.config import LARGEST_BATCH, policy_of
 from celery_batch.items.functions import item_cost_of, item_key_of
 from celery_batch.serialization.row_digest import row_digest_of
-from celery_batch.telemetry.report import NO_REUSE, Reuse
 from celery_batch.worker.dispatch.batch_job import BatchJob
+from celery_batch.worker.dispatch.follow_up import BatchEnd
 from celery_batch.worker.scheduling.arrivals import ArrivalRecorder
 from celery_batch.worker.scheduling.call_times import CallTimes
 from celery_batch.worker.scheduling.target import TargetTracker, is_exempt, sent_at
@@ -93,19 +93,11 @@ class TaskQueue:
         self.requests = self.rows = 0
         #: The work of these requests, in rows or in cost.
         self.work = 0.0
-        #: The cost of all rows that ran, and what the calls cost with their padding.
-        self.cost = self.padded_cost = 0.0
-        #: Rows that filled calls up to fixed sizes.
-        self.padding_rows = 0
-        self.calls = 0
-        #: Rows that did not run, and those that did because they had no cached answer.
-        self.reuse = NO_REUSE
         self._last_left = -_IN_USE
         #: For each power of two, how many batches of at most that many rows, and of more
         #: than half of it, and how many rows they had.
         self.sizes: dict[int, list[int]] = {}
         self.safe_size: float | None = None
-        self.losses = 0
         self._paused_by: set[object] = set()
         #: Requests that arrived while the task was paused.
         self._set_aside: list[Any] = []
@@ -396,25 +388,15 @@ class TaskQueue:
         size[0] += 1
         size[1] += rows
 
-    def count_answer(self, job: BatchJob) -> None:
-        """Count what a batch has cost; it has no answer if its process died."""
-        answer = job.answer
-        if answer is None:
-            self.losses += 1
-        else:
-            self.calls += answer.work.calls
-            self.cost += answer.work.cost
-            self.padded_cost += answer.work.padded_cost
-            if answer.work.reuse is not NO_REUSE:
-                self.reuse = Reuse(*map(add, self.reuse, answer.work.reuse))
-            self.padding_rows += answer.work.padding_rows
-            self.safe_size = answer.safe_size
-            if seconds := answer.work.seconds / job.batches:
-                usual = self.usual_seconds or seconds
-                self.usual_seconds = usual + _LATEST * (seconds - usual)
-            if seconds := answer.work.collating:
-                usual = self.usual_collating or seconds
-                self.usual_collating = usual + _LATEST * (seconds - usual)
+    def note_answer(self, answer: BatchEnd, batches: float) -> None:
+        """Note what fits into memory, and how long so many whole batches have taken."""
+        self.safe_size = answer.safe_size
+        if seconds := answer.work.seconds / batches:
+            usual = self.usual_seconds or seconds
+            self.usual_seconds = usual + _LATEST * (seconds - usual)
+        if seconds := answer.work.collating:
+            usual = self.usual_collating or seconds
+            self.usual_collating = usual + _LATEST * (seconds - usual)
 
     def clear(self) -> list[Any]:
         """Remove and return all requests, whose messages go back to the broker."""
