@@ -127,7 +127,7 @@ class BulkPath:
     def _can_wait(self, lease: Lease) -> bool:
         """Return whether this Redis has BLMOVE, with which an idle worker waits for messages."""
         try:
-            lease.client.blmove(lease.keys.alive, lease.keys.alive, 0.001)
+            lease.client.blmove(lease.keys.alive, lease.keys.alive, 1)
         except ResponseError as error:  # it is no list
             if lacks_command(error):
                 logger.warning("this Redis has no BLMOVE (%s): messages are read one by one", error)
