@@ -14,6 +14,7 @@ from celery.worker.request import create_request_cls
 from celery_batch import BatchTask
 from celery_batch.batching.batch import Batch
 from celery_batch.protocol import ROWS
+from celery_batch.telemetry.tally import Tally
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.intake.request import BatchRequest
 from celery_batch.worker.scheduling.prefetch import messages_per_process
@@ -69,7 +70,7 @@ def test_duplicates_need_no_room(task: Any, task_queue: TaskQueue):
     requests = [request(task, n) for n in (1, 1, 2, 1, 3, 2)]
     add(task_queue, *requests)
     waiting, left = (
-        queue_report(task_queue)["waiting"],
+        queue_report(task_queue, Tally())["waiting"],
         task_queue.capacity_left(3, [], LEAST_URGENT),
     )
     task_queue.add(request(task, 4))
@@ -79,7 +80,7 @@ def test_duplicates_need_no_room(task: Any, task_queue: TaskQueue):
     assert (7, 4) == (len(batch), batch.rows)
     assert set(requests) <= set(batch.items)
     assert (7, 4, 4) == (task_queue.requests, task_queue.rows, task_queue.work)
-    assert 0 == queue_report(task_queue)["waiting"]
+    assert 0 == queue_report(task_queue, Tally())["waiting"]
 
 
 def test_a_job_counts_equal_requests_once(task: Any, task_queue: TaskQueue):
