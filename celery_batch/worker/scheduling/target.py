@@ -1,4 +1,4 @@
-"""The latency target of one task: what its batches have taken, and which requests were late."""
+"""How long the calls of a task's model take, and how its batches keep to a latency target."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from celery_batch.batching.batch import Request
 from celery_batch.batching.keyed_batcher import AnyBatcher
+from celery_batch.batching.latency_model import LatencyModel
 from celery_batch.batching.latency_target import TargetedQueue
 from celery_batch.protocol import SENT
 from celery_batch.worker.dispatch.batch_job import BatchJob
-from celery_batch.worker.scheduling.call_times import CallTimes
 
-__all__ = ["TargetTracker", "is_exempt", "sent_at"]
+__all__ = ["CallTimes", "TargetTracker", "is_exempt", "sent_at"]
 
 #: Seconds.  A message that says it is older has another clock, or no target that matters.
 _OLDEST = 3600.0
@@ -43,6 +43,46 @@ def is_exempt(task_request: Any) -> bool:
     fields = task_request.request_dict
     was_accepted = fields.get(SENT) == 0 or fields.get("retries") or fields.get("parent_id")
     return bool(was_accepted or task_request.runs_alone or task_request.acknowledged)
+
+
+class CallTimes:
+    """
+    Learns from the batches of one task.
+
+    Args:
+        model: What is known.
+    """
+
+    def __init__(self, model: LatencyModel | None = None) -> None:
+        self.model = model or LatencyModel()
+        #: Processes that have run a batch: the first one of each may be slow.
+        self._warm: set[int | None] = set()
+
+    def observe(self, job: BatchJob, *, in_cost: bool) -> bool:
+        """
+        Learn from a batch that has left its slot.
+
+        Args:
+            job: Of the batch.
+            in_cost: Whether work is cost, not rows.
+
+        Returns:
+            Whether it went as batches go.
+        """
+        answer = job.answer
+        work = None if answer is None else answer.work
+        if answer is None or work is None:
+            return False
+        is_warm = job.pid in self._warm
+        self._warm.add(job.pid)
+        if work.began is None or work.isolated or work.out_of_memory or not is_warm:
+            return False
+        if None in answer.results or not work.calls:
+            return False
+        total = work.padded_cost if in_cost else work.rows + work.padding_rows
+        if total > 0:
+            self.model.observe(total / work.calls, work.seconds / work.calls)
+        return True
 
 
 class TargetTracker:

@@ -28,8 +28,7 @@ from celery_batch.serialization.row_digest import row_digest_of
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import BatchEnd
 from celery_batch.worker.scheduling.arrivals import ArrivalRecorder
-from celery_batch.worker.scheduling.call_times import CallTimes
-from celery_batch.worker.scheduling.target import TargetTracker, is_exempt, sent_at
+from celery_batch.worker.scheduling.target import CallTimes, TargetTracker, is_exempt, sent_at
 
 __all__ = ["KEY_WINDOW", "LEAST_URGENT", "TaskQueue"]
 
