@@ -46,6 +46,7 @@ from billiard.pool import (
     MaybeEncodingError,
     soft_timeout_sighandler,
 )
+from celery.utils.functional import noop
 
 from celery_batch.compat.billiard import (
     WorkerLoop,
@@ -170,30 +171,13 @@ class JobQueue:
         """Put a job behind everything that it does not precede."""
         self._new.put(job)
 
-    def get_nowait(self) -> Any:
-        """
-        Return the next job.
-
-        Raises:
-            Empty: There is none.
-        """
-        self._receive()
-        if not self._waiting:
-            raise Empty
-        return self._take()
-
-    def get(self) -> Any:
-        """Return the next job; wait until there is one."""
-        self._receive()
-        if not self._waiting:
-            self._waiting.append(self._new.get())
-        return self._take()
-
-    def _receive(self) -> None:
+    def get(self, before_wait: Callable[[], object] = noop) -> Any:
+        """Return the next job; if there is none, wait for one after a call of `before_wait`."""
         while not self._new.empty():
             self._waiting.append(self._new.get())
-
-    def _take(self) -> Any:
+        if not self._waiting:
+            before_wait()
+            self._waiting.append(self._new.get())
         batches = takewhile(lambda job: hasattr(job, "precedence"), self._waiting)
         job = min(batches, key=attrgetter("precedence"), default=self._waiting[0])
         self._waiting.remove(job)
@@ -417,11 +401,7 @@ class _WorkerThreads:
 
     def _next_job(self) -> Any:
         """Return a job that a worker thread has read; None if this thread reads from now on."""
-        try:
-            job = self._jobs.get_nowait()
-        except Empty:
-            self._release_last()
-            job = self._jobs.get()
+        job = self._jobs.get(self._release_last)
         self._threads_read = job is not None
         return job
 
