@@ -15,7 +15,6 @@ import select
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from inspect import isgenerator
 from typing import Any
 
@@ -26,12 +25,12 @@ from celery.concurrency.asynpool import AsynPool
 
 __all__ = [
     "PoolPipe",
-    "WorkerLoop",
     "current_worker",
     "is_in_pool",
     "job_pipe",
     "pool_processes",
     "read_before_flush",
+    "replace_loop",
     "terminate_handler_fired",
 ]
 
@@ -40,7 +39,7 @@ logger = logging.getLogger(__name__)
 #: Seconds.  An idle process reports within a millisecond that it has accepted a job.
 _TIMEOUT = 1.0
 
-#: What `WorkerLoop` and the worker threads need of billiard's worker.
+#: What `replace_loop` and the worker threads need of billiard's worker.
 _WORKER = ("wait_for_job", "inq", "outq", "inqW_fd", "_ensure_messages_consumed")
 
 #: What `PoolPipe` needs of Celery's pool.
@@ -83,29 +82,28 @@ def job_pipe(worker: Any) -> int:
     return int(worker.inq._reader.fileno())  # noqa: SLF001
 
 
-@dataclass(frozen=True)
-class WorkerLoop:
+def replace_loop(
+    worker: Any,
+    wait_for_job: Callable[[], Any],
+    put: Callable[[Any], Any],
+    ensure_messages_consumed: Callable[..., Any],
+) -> tuple[Callable[[Any], Any], Callable[..., Any]]:
     """
-    The functions that the loop of billiard's worker calls.
+    Replace the functions that the loop of billiard's worker calls.
 
     Args:
+        worker: Billiard's worker in this process.
         wait_for_job: Returns the next job; None if it was interrupted.
         put: Sends a message to the pool.
         ensure_messages_consumed: Waits until the pool has read all messages of this process.
+
+    Returns:
+        The last two as they were before.
     """
-
-    wait_for_job: Callable[[], Any]
-    put: Callable[[Any], Any]
-    ensure_messages_consumed: Callable[..., Any]
-
-    def install(self, worker: Any) -> WorkerLoop:
-        """Have a worker's loop call these, and return those before."""
-        ensure = worker._ensure_messages_consumed  # noqa: SLF001
-        before = WorkerLoop(worker.wait_for_job, worker.outq.put, ensure)
-        worker.wait_for_job = self.wait_for_job
-        worker.outq.put = self.put
-        worker._ensure_messages_consumed = self.ensure_messages_consumed  # noqa: SLF001
-        return before
+    before = worker.outq.put, worker._ensure_messages_consumed  # noqa: SLF001
+    worker.wait_for_job, worker.outq.put = wait_for_job, put
+    worker._ensure_messages_consumed = ensure_messages_consumed  # noqa: SLF001
+    return before
 
 
 class PoolPipe:

@@ -49,9 +49,9 @@ from billiard.pool import (
 from celery.utils.functional import noop
 
 from celery_batch.compat.billiard import (
-    WorkerLoop,
     current_worker,
     job_pipe,
+    replace_loop,
     terminate_handler_fired,
 )
 from celery_batch.compat.celery import close_django_connections, current_task
@@ -346,8 +346,8 @@ class _WorkerThreads:
         self._last: OverlappedBatch | None = None
         self._threads_read = False
         #: What billiard's loop called before.
-        self._loop = WorkerLoop(self.wait_for_job, self.put, self.ensure_messages_consumed).install(
-            worker
+        self._put, self._ensure_consumed = replace_loop(
+            worker, self.wait_for_job, self.put, self.ensure_messages_consumed
         )
 
     def start(self) -> None:
@@ -392,12 +392,12 @@ class _WorkerThreads:
             if message[0] == ACK:  # between two models; plain numbers need no pickler of billiard's
                 self._worker.outq.send_payload(dumps(message))
             else:
-                self._loop.put(message)
+                self._put(message)
 
     def ensure_messages_consumed(self, completed: int) -> Any:
         """Return when the pool has read all messages, before this process ends."""
         self._await_unfinished(_LAST_MOMENT if terminate_handler_fired() else None)
-        return self._loop.ensure_messages_consumed(completed=completed)
+        return self._ensure_consumed(completed=completed)
 
     def _next_job(self) -> Any:
         """Return a job that a worker thread has read; None if this thread reads from now on."""
