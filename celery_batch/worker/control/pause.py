@@ -44,13 +44,11 @@ class PauseControl:
         self._scheduler = scheduler
         #: The broker queues that are not consumed for now.
         self._cancelled: set[str] = set()
-        self._timer: Any = None
         self.is_drained = False
 
     def open(self) -> None:
         """Go on with a new connection, whose timers are new."""
-        self._timer = None
-        self._set_timer()
+        self._consumer.timer.call_repeatedly(_CHECK_INTERVAL, self._check)
 
     def pause(self, task_queues: list[TaskQueue]) -> None:
         """
@@ -108,25 +106,15 @@ class PauseControl:
         for queue in sorted(queues):
             self._consumer.add_task_queue(queue)
             self._cancelled.discard(queue)
-        self._set_timer()
 
     def _cancel(self, queues: Iterable[str]) -> None:
         queues = list(queues)
         self._cancelled.update(queues)
-        self._set_timer()
         for queue in queues:  # all of them first, as the broker may fail below
             self._app.amqp.queues.deselect(queue)
         for queue in queues:
             self._consumer.cancel_task_queue(queue)
         self._check()
-
-    def _set_timer(self) -> None:
-        is_wanted = any(self._paused())
-        if is_wanted and self._timer is None:
-            self._timer = self._consumer.timer.call_repeatedly(_CHECK_INTERVAL, self._check)
-        elif not is_wanted and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def _check(self) -> None:
         """Give back the requests that have come since, and drop expired and revoked ones."""
