@@ -390,24 +390,21 @@ def test_late_answer_to_an_earlier_step_is_ignored(folder: Path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as process_socket:
         process_socket.bind(str(folder / "1"))
 
-        def begin() -> tuple[Any, Iterator[int], dict[str, Any]]:
-            pool_loader = reload._PoolLoader(pool, folder)
-            steps = pool_loader.run("single", "load", found)
+        def begin() -> tuple[Iterator[int], dict[str, Any]]:
+            steps = reload._run_in_pool(pool, folder, "single", "load", found)
             next(steps)
-            return pool_loader, steps, json.loads(process_socket.recv(1 << 16))
+            return steps, json.loads(process_socket.recv(1 << 16))
 
         def answer(step: dict[str, Any], error: str) -> None:
             fields = {"pid": 1, "number": step["number"], "error": error}
             process_socket.sendto(json.dumps(fields).encode(), step["reply_to"])
 
-        pool_loader, _, earlier = begin()
-        pool_loader.close()
-        pool_loader, steps, later = begin()
+        _, earlier = begin()
+        steps, later = begin()
         answer(earlier, "late")
         still_pending = next(steps)
         answer(later, "in time")
         rest = list(steps)
-        pool_loader.close()
 
     assert (1, []) == (still_pending, rest)
     assert {1: "in time"} == found
@@ -448,16 +445,14 @@ def test_pool_process_that_is_gone_is_not_awaited(
     processes = [SimpleNamespace(pid=pid, exitcode=None) for pid in (os.getpid(), 1)]
     pool = SimpleNamespace(_pool=SimpleNamespace(_pool=processes))
     monkeypatch.setattr("celery_batch.worker.executor.loader.run_step", lambda *_: "no weights")
-    pool_loader = reload._PoolLoader(pool, folder)
     answers: dict[int, str | None] = {}
-    steps = pool_loader.run("single", "load", answers)
+    steps = reload._run_in_pool(pool, folder, "single", "load", answers)
     first = next(steps)
     loader._listen(app, str(folder / "loading"))
     while next(steps) > 1:
         pass
     processes[1].exitcode = 1
     rest = list(steps)
-    pool_loader.close()
 
     assert (2, []) == (first, rest)
     assert {os.getpid(): "no weights"} == answers

@@ -18,10 +18,11 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -64,78 +65,57 @@ _Answers = dict[int, str | None]
 _numbers = count(1)
 
 
-class _PoolLoader:
+def _run_in_pool(pool: Any, folder: Path, task_name: str, step: str, answers: _Answers) -> _Steps:
     """
-    Runs reload steps in all pool processes.
+    Run a reload step in all present processes of a pool, whose answers are added.
 
     Args:
         pool: Celery's prefork pool.
         folder: The folder of the sockets.
+        task_name: A task with a model.
+        step: One of those of `run_step`.
+        answers: Of the processes.
     """
-
-    def __init__(self, pool: Any, folder: Path) -> None:
-        self._pool = pool
-        self._address = str(folder / "reload")
-        self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._channel.bind(self._address)
-        self._channel.settimeout(0)
-
-    def run(self, task_name: str, step: str, answers: _Answers) -> _Steps:
-        """Run a step in all present processes, whose answers are added."""
-        number, fields = next(_numbers), {"task": task_name, "step": step}
-        message = json.dumps({**fields, "number": number, "reply_to": self._address}).encode()
-        pending = self._pids()
-        unsent = set(pending)
+    address = folder / "reload"
+    number, fields = next(_numbers), {"task": task_name, "step": step, "reply_to": str(address)}
+    message = json.dumps({**fields, "number": number}).encode()
+    pending = _pids(pool)
+    unsent = set(pending)
+    address.unlink(missing_ok=True)  # of an earlier step
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind(str(address))
+        channel.settimeout(0)
         while True:
             for pid in list(unsent):
                 with suppress(OSError):  # a new process that still loads will listen soon
-                    self._channel.sendto(message, address_of(pid, self._address))
+                    channel.sendto(message, address_of(pid, address))
                     unsent.discard(pid)
             with suppress(BlockingIOError):
                 while True:
-                    answer = json.loads(self._channel.recv(1 << 16))
+                    answer = json.loads(channel.recv(1 << 16))
                     if answer["number"] == number:
                         answers[answer["pid"]] = answer["error"]
             # A process that replaces another has loaded the new weights.
-            pending = (pending & self._pids()) - answers.keys()
+            pending = (pending & _pids(pool)) - answers.keys()
             if not pending:
                 return
             yield len(pending)
 
-    def close(self) -> None:
-        """Close the socket."""
-        self._channel.close()
-        with suppress(OSError):
-            Path(self._address).unlink()
 
-    def _pids(self) -> set[int]:
-        return {each.pid for each in pool_processes(self._pool) if each.exitcode is None}
+def _pids(pool: Any) -> set[int]:
+    return {each.pid for each in pool_processes(pool) if each.exitcode is None}
 
 
-class _ThreadLoader:
-    """
-    Runs reload steps on a thread, where batches run in the worker's main process.
+def _run_on_thread(app: Any, task_name: str, step: str, answers: _Answers) -> _Steps:
+    """Run a reload step on a thread, where batches run in the worker's main process."""
 
-    Args:
-        app: The Celery app.
-    """
+    def work() -> None:
+        answers[os.getpid()] = run_step(app, task_name, step)
 
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    def run(self, task_name: str, step: str, answers: _Answers) -> _Steps:
-        """Run a step, whose answer is added."""
-
-        def work() -> None:
-            answers[os.getpid()] = run_step(self._app, task_name, step)
-
-        thread = threading.Thread(target=work, name="batch-reload", daemon=True)
-        thread.start()
-        while thread.is_alive():
-            yield 1
-
-    def close(self) -> None:
-        """Do nothing."""
+    thread = threading.Thread(target=work, name="batch-reload", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        yield 1
 
 
 class ModelReload:
@@ -151,7 +131,7 @@ class ModelReload:
         self._consumer = consumer
         self._scheduler = scheduler
         self._steps: _Steps | None = None
-        self._loader: Any = None
+        self._run: Callable[[str, str, _Answers], _Steps] = partial(_run_on_thread, consumer.app)
         self._pending = 0
         self._task: Any = None
         self._began = 0.0
@@ -204,11 +184,8 @@ class ModelReload:
             raise ConfigurationError(f"wait: must be seconds as a number from 0 up, got {wait!r}")
         self._task, self._began = task, time.monotonic()
         warm_up = WorkerContext.of(self._consumer.controller).warm_up
-        self._loader = (
-            _ThreadLoader(self._consumer.app)
-            if warm_up is None
-            else _PoolLoader(self._consumer.pool, warm_up.folder)
-        )
+        if warm_up is not None:
+            self._run = partial(_run_in_pool, self._consumer.pool, warm_up.folder)
         self._is_in_place = in_place
         self._steps = self._in_place() if in_place else self._beside()
         self._reply, self._reply_at = Future(), self._began + wait
@@ -257,7 +234,7 @@ class ModelReload:
         timeout = Settings.of(self._consumer.app).load_timeout
         deadline = time.monotonic() + timeout
         answers: _Answers = {}
-        for pending in self._loader.run(self._task.name, step, answers):
+        for pending in self._run(self._task.name, step, answers):
             if time.monotonic() > deadline:
                 raise LoadFailed(f"not done after {timeout:g} s ({step})")
             yield pending
@@ -296,7 +273,6 @@ class ModelReload:
         found = {"task": self._task.name, **how, "seconds": self._seconds, "at": at}
         self._last[self._task.model] = found  # before the steps end: metrics read it on a thread
         self._steps = None
-        self._loader.close()
         self._timer, timer = None, self._timer
         if timer is not None:
             timer.cancel()
