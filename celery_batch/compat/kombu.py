@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 from weakref import WeakSet, finalize
@@ -60,7 +60,7 @@ _CLASSES = (
 _HUB = ("_ready", "add_reader", "call_soon", "fire_timers", "on_tick", "readers", "timer")
 
 #: What it has besides since 5.7.
-_WAKER = ("_ready_lock", "_wake_pending", "_waker")
+_WAKER = "_waker"
 
 #: Event loops that run callbacks at once.
 _woken: WeakSet[Any] = WeakSet()
@@ -192,8 +192,8 @@ def wake_for_callbacks(hub: Any) -> None:
 
     Kombu's loop runs these callbacks, then waits for events.  What a callback or a timer
     gives to `call_soon` waits with it, for seconds on an idle worker; so would the
-    acknowledgement of a request that has ended.  Since 5.7 kombu wakes the loop for other
-    threads, and has what that takes; before, the loop is given a waker of ours.
+    acknowledgement of a request that has ended.  For other threads kombu itself wakes the loop
+    since 5.7.
 
     Args:
         hub: Celery's event loop.
@@ -204,29 +204,17 @@ def wake_for_callbacks(hub: Any) -> None:
     if missing:
         logger.warning("this kombu has no %s: callbacks may be a second late", ", ".join(missing))
         return
-    has_waker = all(hasattr(hub, name) for name in _WAKER)
-    hub.on_tick.add(_wake_of_kombu(hub) if has_waker else _LoopWaker(hub).on_tick)
+    hub.on_tick.add(_LoopWaker(hub).on_tick)
     _fire_timers_on_time(hub)
     _woken.add(hub)
 
 
-def _wake_of_kombu(hub: Any) -> Callable[[], None]:
-    def wake_if_ready() -> None:
-        with hub._ready_lock:  # noqa: SLF001 (there is no public way)
-            wake = bool(hub._ready) and not hub._wake_pending  # noqa: SLF001
-            hub._wake_pending = hub._wake_pending or wake  # noqa: SLF001
-        if wake:
-            hub._waker.wake()  # noqa: SLF001
-
-    return wake_if_ready
-
-
 class _LoopWaker:
     """
-    Wakes an event loop that has no waker.
+    Wakes an event loop.
 
     Args:
-        hub: The loop, whose `call_soon` is wrapped.
+        hub: The loop, whose `call_soon` is wrapped if it wakes the loop for no thread.
     """
 
     def __init__(self, hub: Any) -> None:
@@ -239,7 +227,8 @@ class _LoopWaker:
         self._is_pending = False
         self._thread: int | None = None
         self._own = hub.call_soon
-        hub.call_soon = self._call_soon
+        if not hasattr(hub, _WAKER):
+            hub.call_soon = self._call_soon
 
     def _call_soon(self, callback: Any, *args: Any) -> Any:
         added = self._own(callback, *args)

@@ -41,7 +41,7 @@ def hub(
 ) -> Iterator[Hub]:
     """A loop with one of the wakers, which has a descriptor to wait for."""
     if request.param == "ours":
-        monkeypatch.setattr(kombu, "_WAKER", ("no such name",))
+        monkeypatch.setattr(kombu, "_WAKER", "no such name")
     elif not hasattr(Hub(), "_waker"):
         pytest.skip("kombu before 5.7 has no waker")
     hub = OlderHub() if request.param == "ours" else Hub()
