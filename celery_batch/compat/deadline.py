@@ -67,9 +67,9 @@ def _limited(seconds: float | None) -> float | None:
 @cache
 def _limit_waits() -> None:
     """Have py-amqp and redis-py keep deadlines from now on."""
-    _replace(_AbstractTransport, "_connect", _connecting_amqp)
+    _replace(_AbstractTransport, "_connect", _waiting_amqp)
     _replace(SSLTransport, "_setup_transport", _securing_amqp)
-    _replace(_AbstractTransport, "having_timeout", _reading_amqp)
+    _replace(_AbstractTransport, "having_timeout", _waiting_amqp)
     _replace(_AbstractTransport, "write", _writing_amqp)
     _replace(AbstractConnection, "connect", _connecting_redis)
 
@@ -83,11 +83,13 @@ def _replace(kind: Any, name: str, limited: Callable[[Any], Any]) -> None:
         setattr(kind, name, limited(method))
 
 
-def _connecting_amqp(connect: Any) -> Any:
-    def connect_in_time(self: Any, host: Any, port: Any, timeout: float | None) -> None:
-        connect(self, host, port, _limited(timeout))
+def _waiting_amqp(wait: Any) -> Any:
+    """Limit the timeout, which is the last argument."""
 
-    return connect_in_time
+    def wait_in_time(self: Any, *args: Any) -> Any:
+        return wait(self, *args[:-1], _limited(args[-1]))
+
+    return wait_in_time
 
 
 def _securing_amqp(setup: Any) -> Any:
@@ -107,13 +109,6 @@ def _securing_amqp(setup: Any) -> Any:
         self.sock.settimeout(None)
 
     return setup_in_time
-
-
-def _reading_amqp(having_timeout: Any) -> Any:
-    def having_limited_timeout(self: Any, timeout: float | None) -> Any:
-        return having_timeout(self, _limited(timeout))
-
-    return having_limited_timeout
 
 
 def _writing_amqp(write: Any) -> Any:
