@@ -20,7 +20,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from queue import Empty
 from typing import Any
@@ -62,7 +62,8 @@ class QueueLists:
     def __init__(self, channel: Any, scheduler: Scheduler) -> None:
         self._channel = channel
         self._limits = scheduler.fetch_limits
-        self._names: dict[tuple[str, int], str] = {}
+        #: Returns the list of a queue's messages of one priority step, key prefix included.
+        self._name = cache(partial(redis_list, channel))
         #: The tasks of messages that have come from each queue.
         self.tasks: defaultdict[str, set[str]] = defaultdict(set)
         #: Messages beyond the next batches that each queue has for this worker, as of late.
@@ -125,14 +126,6 @@ class QueueLists:
         tasks = self.tasks.get(queue)
         guaranteed = self._limits.guaranteed_rows(tasks, steps)
         return guaranteed if tasks else [min(most, credit) for most in guaranteed]
-
-    def _name(self, queue: str, step: int) -> str:
-        """Return the list of a queue's messages of one priority step, key prefix included."""
-        name = self._names.get((queue, step))
-        if name is None:
-            name = redis_list(self._channel, queue, step)
-            self._names[queue, step] = name
-        return name
 
 
 class BulkFetch:
