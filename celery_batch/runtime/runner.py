@@ -414,7 +414,11 @@ class Runner:
         """Handle an error of a part of a batch, which may end the run of the rest, too."""
         part, bisection = call.part, run.bisection
         if is_out_of_memory(error):
-            return self._handle_out_of_memory(error, run, call)
+            failure = self._note_out_of_memory(error, call, run.counts)
+            if self._error_policy.isolate_failures and bisection.split(part):
+                return ()
+            run.counts.isolated += bisection.was_split and len(part) == 1
+            return _all(failure, part)
         is_interrupt = isinstance(error, self._error_policy.interrupts)
         if is_interrupt or is_device_broken(error):
             left = bisection.abandon()
@@ -442,11 +446,7 @@ class Runner:
         part, count = call.part, len(call.part)
         may_run_again = count > 1 and self._may_isolate(error)
         if is_out_of_memory(error):
-            free_memory(error)
-            counts.out_of_memory += 1
-            if count > 1:
-                self._learn(call)
-            error = self._out_of_memory_error(error, count)
+            error = self._note_out_of_memory(error, call, counts)
         elif is_device_broken(error):
             self.broken = str(error)
         elif may_run_again:
@@ -454,18 +454,14 @@ class Runner:
                         self._name, error, count)  # fmt: skip
         return () if may_run_again else _all(error, part)
 
-    def _handle_out_of_memory(
-        self, error: Exception, run: BatchRun, call: Call
-    ) -> Sequence[Outcome]:
+    def _note_out_of_memory(self, error: Exception, call: Call, counts: Counts) -> OutOfMemory:
+        """Free and learn what can be, and return the error of the call's items."""
+        count = len(call.part)
         free_memory(error)
-        bisection, count = run.bisection, len(call.part)
-        run.counts.out_of_memory += 1
+        counts.out_of_memory += 1
         if count > 1:
             self._learn(call)
-            if self._error_policy.isolate_failures and bisection.split(call.part):
-                return ()
-        run.counts.isolated += bisection.was_split and count == 1
-        return _all(self._out_of_memory_error(error, count), call.part)
+        return self._out_of_memory_error(error, count)
 
     def _learn(self, call: Call) -> None:
         """Learn from a call that did not fit, unless there are no smaller ones."""
