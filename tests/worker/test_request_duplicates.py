@@ -14,7 +14,7 @@ from celery.worker.request import create_request_cls
 from celery_batch import BatchTask
 from celery_batch.batching.batch import Batch
 from celery_batch.protocol import ROWS
-from celery_batch.telemetry.tally import Tally
+from celery_batch.telemetry.meter import Tally
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.intake.request import BatchRequest
 from celery_batch.worker.scheduling.prefetch import messages_per_process

@@ -11,7 +11,7 @@ from celery.exceptions import WorkerShutdown
 
 from celery_batch import BatchTask
 from celery_batch.batching.batch import Batch
-from celery_batch.telemetry.tally import Tally
+from celery_batch.telemetry.meter import Tally
 from celery_batch.worker.scheduling.prefetch import messages_per_process
 from celery_batch.worker.scheduling.queue_report import queue_report
 from celery_batch.worker.scheduling.task_queue import KEY_WINDOW, LEAST_URGENT, TaskQueue

@@ -6,8 +6,8 @@ from math import inf
 from typing import Any
 
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.telemetry.report import Reuse
 from celery_batch.telemetry.meter import Tally
+from celery_batch.telemetry.report import Reuse
 from celery_batch.worker.scheduling.task_queue import TaskQueue
 
 __all__ = ["queue_report"]
