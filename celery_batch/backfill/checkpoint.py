@@ -1,9 +1,9 @@
 """The files of a backfill on disk, from which the same command goes on.
 
-Rule 1: answers are appended to a partial file and synced before the journal says so.
-Rule 2: the journal is replaced as a whole, and says how much of the partial file counts, come
-        what may.  What lies behind that outlives this process, but not a power cut: it counts
-        as far as its lines are whole, and the rest is cut off.
+Rule 1: answers are appended to a partial file, whose first line says what they are made of; it is
+        synced after the first of them, and then every second.
+Rule 2: what is in it counts as far as its lines are whole, however the process ended, and the
+        rest is cut off.
 Rule 3: a file has its name once it is whole, so that no reader finds half of it.
 """
 
@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from itertools import chain
+from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -38,41 +38,25 @@ __all__ = [
 ]
 
 
-class RangeSet:
-    """
-    A set of numbers, kept as ranges.
+class RowSet:
+    """The positions of rows: all below the first one that lacks, and those beyond it."""
 
-    Args:
-        ranges: Each with its first number and the one after its last; sorted and disjoint.
-    """
-
-    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
-        ranges = list(ranges)
-        self._starts = [start for start, _ in ranges]
-        self._ends = [end for _, end in ranges]
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return iter(zip(self._starts, self._ends, strict=True))
+    def __init__(self) -> None:
+        self._first = 0
+        self._beyond: set[int] = set()
 
     def __len__(self) -> int:
-        return sum(self._ends) - sum(self._starts)
+        return self._first + len(self._beyond)
 
-    def __contains__(self, number: int) -> bool:
-        at = bisect_right(self._starts, number)
-        return at > 0 and number < self._ends[at - 1]
+    def __contains__(self, position: int) -> bool:
+        return position < self._first or position in self._beyond
 
-    def add(self, number: int) -> None:
-        """Add a number that is not in the set."""
-        at = bisect_right(self._starts, number)
-        if at > 0 and self._ends[at - 1] == number:
-            self._ends[at - 1] = number + 1
-        else:
-            self._starts.insert(at, number)
-            self._ends.insert(at, number + 1)
-            at += 1
-        if at < len(self._starts) and self._starts[at] == number + 1:
-            self._ends[at - 1] = self._ends.pop(at)
-            del self._starts[at]
+    def add(self, position: int) -> None:
+        """Add a position."""
+        self._beyond.add(position)
+        while self._first in self._beyond:
+            self._beyond.remove(self._first)
+            self._first += 1
 
 
 @contextmanager
@@ -180,9 +164,6 @@ def _given(value: Any) -> str:
 _SYNC_EVERY = 1.0
 
 
-_VERSION = 1
-
-
 #: A typed value has this key, such as an array.
 _TYPED = '"__type__"'
 
@@ -192,7 +173,7 @@ _decode: Callable[[str], Any] = json.JSONDecoder(object_hook=array_hook).decode
 
 class Checkpoint:
     """
-    The partial file of an output, and its journal.
+    The partial file of an output.
 
     Args:
         output: The path that the whole output will have.
@@ -200,52 +181,44 @@ class Checkpoint:
             rows are made of it.
 
     Raises:
-        BackfillError: Another process writes them, or they belong to another backfill.
+        BackfillError: Another process writes it, or it belongs to another backfill.
     """
 
     def __init__(self, output: Path, about: dict[str, Any]) -> None:
-        self._output = output
-        self.partial, self._journal = self.paths(output)
+        self.partial = self.path(output)
         self._about = about
-        self.done = RangeSet()
-        self.failed = 0
-        #: When; None until there is a journal that says whose the lines are.
-        self._synced: float | None = None
-        #: Whether the file says what `done` says; a signal may come in between.
-        self._is_whole = True
+        #: When.
+        self._synced = -math.inf
         self._file = _locked(self.partial)
         try:
-            self._resume()
+            self.done, self.failed = self._resume()
         except BaseException:
             self._file.close()
             raise
 
     @staticmethod
-    def paths(output: Path) -> tuple[Path, Path]:
-        """Return where an output's partial file and journal are."""
-        return (
-            output.with_name(f"{output.name}.partial"),
-            output.with_name(f"{output.name}.journal"),
-        )
+    def path(output: Path) -> Path:
+        """Return where an output's partial file is."""
+        return output.with_name(f"{output.name}.partial")
 
     @classmethod
-    def state(cls, output: Path) -> dict[str, Any] | None:
+    def state(cls, output: Path) -> tuple[dict[str, Any], RowSet, int]:
         """
-        Return the journal of an output; None where there is none.
+        Return what an output is made of, which rows were answered, and how many have failed.
+
+        Nothing is known where nothing was answered.
 
         Raises:
-            BackfillError: It cannot be read.
+            BackfillError: The partial file cannot be read.
         """
-        journal = cls.paths(output)[1]
+        partial = cls.path(output)
         try:
-            found: dict[str, Any] = json.loads(journal.read_text(encoding="utf-8"))
+            with partial.open("rb") as file:
+                return _read(file)[:3]
         except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise BackfillError(
-                f"{journal}: cannot be read: {error}; --restart starts anew"
-            ) from None
-        return found
+            return {}, RowSet(), 0
+        except OSError as error:
+            raise BackfillError(f"{partial}: cannot be read: {error}") from None
 
     def __enter__(self) -> Self:
         return self
@@ -263,121 +236,101 @@ class Checkpoint:
         answers = list(answers)
         lines = [_line(answer) for answer in answers]
         failed = sum(has_failed for _, has_failed in lines)
-        if self._synced is None and answers:
-            self.sync()
-        self._is_whole = False  # interrupted in here, only the file knows what counts
+        if answers and not self._file.tell():
+            lines.insert(0, (json.dumps({"about": self._about}) + "\n", False))
         with writing(self.partial):
             self._file.write("".join([line for line, _ in lines]).encode())
             self._file.flush()
         for answer in answers:
             self.done.add(answer.row.position)
         self.failed += failed
-        self._is_whole = True
-        if self._synced is not None and time.monotonic() - self._synced >= _SYNC_EVERY:
+        if time.monotonic() - self._synced >= _SYNC_EVERY:
             self.sync()
         return failed
 
     def sync(self) -> None:
         """
-        Make the answers written safe from crashes and power cuts.
+        Make the answers written safe from power cuts.
 
         Raises:
             BackfillError: The disk is full, say; what was synced before still counts.
         """
-        try:
-            with writing(self.partial):
-                self._file.flush()
-                os.fsync(self._file.fileno())
-        except BackfillError:
-            self._is_whole = False
-            raise
-        state = {
-            "version": _VERSION,
-            "about": self._about,
-            "bytes": self._file.tell(),
-            "done": list(self.done),
-            "failed": self.failed,
-        }
-        with replacing(self._journal) as fresh:
-            fresh.write_text(json.dumps(state), encoding="utf-8")
+        with writing(self.partial):
+            self._file.flush()
+            os.fsync(self._file.fileno())
         self._synced = time.monotonic()
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield all answers as they were written, with arrays that are not decoded yet."""
         self._file.flush()
         with self.partial.open(encoding="utf-8") as file:
-            for line in file:
+            for line in islice(file, 1, None):
                 yield _decode(line) if _TYPED in line else json.loads(line)
 
     def remove(self) -> None:
-        """Remove both files: the output is whole."""
-        self._unlink()
+        """Remove the file: the output is whole."""
+        self.partial.unlink(missing_ok=True)
         self._file.close()
 
     def close(self) -> None:
-        """Sync and unlock the files; remove them where nothing was answered."""
+        """Sync and unlock the file; remove it where nothing was answered."""
         try:
-            if self._is_whole and not self._file.closed and self.partial.exists():
-                end = self.sync if len(self.done) else self._unlink
-                end()
+            if not self._file.closed and self.partial.exists():
+                if self._file.tell():
+                    self.sync()
+                else:
+                    self.partial.unlink(missing_ok=True)
         finally:
-            # What could not be written before cannot now, and does not count.
-            with nullcontext() if self._is_whole else suppress(OSError):
+            with suppress(OSError):  # what could not be written before cannot now
                 self._file.close()
 
     @classmethod
     def forget(cls, output: Path) -> None:
         """
-        Remove the files of an output.
+        Remove the file of an output.
 
         Raises:
-            BackfillError: Another process is writing them.
+            BackfillError: Another process is writing it.
         """
-        partial, journal = cls.paths(output)
+        partial = cls.path(output)
         if partial.exists():
             with _locked(partial):
-                journal.unlink(missing_ok=True)
                 partial.unlink(missing_ok=True)
-        journal.unlink(missing_ok=True)
 
-    def _unlink(self) -> None:
-        self._journal.unlink(missing_ok=True)
-        self.partial.unlink(missing_ok=True)
-
-    def _resume(self) -> None:
-        state = self.state(self._output)
-        end = 0 if state is None else self._take_over(state)  # without a journal no line counts
+    def _resume(self) -> tuple[RowSet, int]:
+        """Return which rows an earlier run has answered, and how many of them have failed."""
+        self._file.seek(0)
+        about, done, failed, end = _read(self._file)
+        # Where nothing was answered nothing is lost, whatever has changed.
+        if done and (changed := changes(about, self._about)):
+            raise BackfillError(
+                f"{self.partial}: {changed}; use --restart to start anew, or name another output"
+            )
         self._file.truncate(end)
         self._file.seek(0, os.SEEK_END)
+        return done, failed
 
-    def _take_over(self, state: dict[str, Any]) -> int:
-        """Take over what an earlier run has answered; return where that ends."""
-        if state["version"] != _VERSION:
-            raise BackfillError(f"{self._journal}: is of another release; use --restart")
-        if self.partial.stat().st_size < state["bytes"]:
-            raise BackfillError(
-                f"{self.partial}: is shorter than {self._journal.name} says; use --restart"
-            )
-        self.done, self.failed = RangeSet(state["done"]), state["failed"]
-        end = self._read_unsynced(state["bytes"])
-        # Where nothing was answered nothing is lost, whatever has changed.
-        if self.done and (changed := changes(state["about"], self._about)):
-            raise BackfillError(
-                f"{self._journal}: {changed}; use --restart to start anew, or name another output"
-            )
-        return end
 
-    def _read_unsynced(self, start: int) -> int:
-        """Add what was answered since the last sync; return where that ends."""
-        self._file.seek(start)
-        for line in self._file:
-            found = _position(line)
-            if found is None or found[0] in self.done:
-                break
-            self.done.add(found[0])
-            self.failed += found[1]
-            start += len(line)
-        return start
+def _read(file: IO[bytes]) -> tuple[dict[str, Any], RowSet, int, int]:
+    """Return what `Checkpoint.state` does of a partial file, and where that ends."""
+    done, failed, head = RowSet(), 0, file.readline()
+    if not head.endswith(b"\n"):  # it is empty, or was never synced
+        return {}, done, failed, 0
+    try:
+        about: dict[str, Any] = json.loads(head)["about"]
+    except (ValueError, TypeError, LookupError):
+        raise BackfillError(
+            f"{file.name}: cannot be read: its first line is of no backfill; --restart starts anew"
+        ) from None
+    end = len(head)
+    for line in file:
+        found = _position(line)
+        if found is None or found[0] in done:
+            break
+        done.add(found[0])
+        failed += found[1]
+        end += len(line)
+    return (about, done, failed, end) if done else ({}, done, failed, 0)
 
 
 def _position(line: bytes) -> tuple[int, bool] | None:
@@ -448,7 +401,7 @@ class Failures:
 
     def _read(self) -> list[dict[str, Any]]:
         if not self._output.exists():
-            has_begun = Checkpoint.paths(self._output)[0].exists()
+            has_begun = Checkpoint.path(self._output).exists()
             what = "is not complete yet" if has_begun else "is not there"
             raise BackfillError(f"{self._output}: {what}; run without --retry-errors first")
         try:
@@ -515,10 +468,10 @@ def output_status(output: Path) -> dict[str, Any]:
     if output.exists() and about:
         at, rows, failed = output, about.get("rows"), Failures(output).count()
     else:
-        at, state = Checkpoint.paths(output)[1], Checkpoint.state(output)
-        if state is None:
+        at, (about, done, failed) = Checkpoint.path(output), Checkpoint.state(output)
+        rows = len(done)
+        if not about:
             raise BackfillError(f"{output}: no backfill has written there")
-        about, failed, rows = state["about"], state["failed"], len(RangeSet(state["done"]))
     return {
         "output": str(output.resolve()),
         "task": about.get("task"),

@@ -185,7 +185,7 @@ class Job:
     ) -> None:
         self._failures = Failures(output)
         self._kind = format_of(output)
-        for path in (output, self._failures.path, about_path(output), *Checkpoint.paths(output)):
+        for path in (output, self._failures.path, about_path(output), Checkpoint.path(output)):
             if source.holds(path):
                 raise BackfillError(f"{path}: is read, and would be written; name another output")
         self._task, self._source, self._output = task, source, output
@@ -253,8 +253,8 @@ class Job:
         made = {**read_about(self._output), "input": about["input"]}  # that may have been mended
         if changed := changes(made, about):
             raise BackfillError(f"{self._output}: {changed}; give the same, or use --restart")
-        begun = Checkpoint.state(self._retry_output)
-        if begun and changes(begun["about"], about):
+        begun, *_ = Checkpoint.state(self._retry_output)
+        if changes(begun, about):
             Checkpoint.forget(self._retry_output)  # the input was mended once more
         with Checkpoint(self._retry_output, about) as checkpoint:
 

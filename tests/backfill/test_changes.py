@@ -39,7 +39,7 @@ def test_a_change_is_named_with_both_values(now, words):
 
 
 def test_what_was_not_written_down_is_not_compared():
-    """A journal of an earlier release knows task and input only."""
+    """What was never answered, or nothing is known of, is no other backfill."""
     assert "" == changes({"task": "double", "input": "12 abc"}, ABOUT)
 
 

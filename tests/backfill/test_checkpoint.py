@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from celery_batch.backfill.checkpoint import Checkpoint
@@ -24,11 +22,11 @@ def test_what_was_synced_is_there_again(tmp_path):
         checkpoint.add(answered(0, 1, 5))
 
     with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
-        assert [(0, 2), (5, 6)] == list(checkpoint.done)
+        assert [0, 1, 5] == [n for n in range(9) if n in checkpoint.done]
         assert [0, 2, 10] == [record["output"] for record in checkpoint.records()]
 
 
-def test_what_lies_behind_the_journal_is_cut_off(tmp_path):
+def test_half_a_line_is_cut_off(tmp_path):
     """A line that was being written when the power went does not count."""
     with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
         checkpoint.add(answered(0))
@@ -53,7 +51,7 @@ def test_what_a_killed_command_has_answered_counts(tmp_path):
     killed(checkpoint)
 
     with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
-        assert ([(0, 3)], 1) == (list(checkpoint.done), checkpoint.failed)
+        assert (3, 1) == (len(checkpoint.done), checkpoint.failed)
         checkpoint.add(answered(3))
         assert [0, 1, 2, 3] == [record["position"] for record in checkpoint.records()]
 
@@ -69,15 +67,16 @@ def test_what_follows_a_hole_does_not_count(tmp_path, hole):
     checkpoint.add(answered(0, 1))
     killed(checkpoint)
     lines = checkpoint.partial.read_bytes().splitlines(keepends=True)
-    checkpoint.partial.write_bytes(lines[0] + hole + lines[1])
+    checkpoint.partial.write_bytes(lines[0] + lines[1] + hole + lines[2])
 
     with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
-        assert [(0, 1)] == list(checkpoint.done)
-        assert lines[0] == checkpoint.partial.read_bytes()
+        assert 0 in checkpoint.done
+        assert 1 == len(checkpoint.done)
+        assert lines[0] + lines[1] == checkpoint.partial.read_bytes()
 
 
 def test_another_command_does_not_get_a_killed_ones_answers(tmp_path):
-    """They are of the task and the input that the journal names, from the first line on."""
+    """They are of the task and the input that the first line names."""
     checkpoint = Checkpoint(tmp_path / "out.jsonl", ABOUT)
     checkpoint.add(answered(0))
     killed(checkpoint)
@@ -86,28 +85,37 @@ def test_another_command_does_not_get_a_killed_ones_answers(tmp_path):
         Checkpoint(tmp_path / "out.jsonl", ABOUT | {"input": "13 abd"})
 
 
-def test_a_journal_that_is_none_is_refused(tmp_path):
-    """It was overwritten: the error names it, and the way out."""
-    (tmp_path / "out.jsonl.journal").write_text("mine")
+@pytest.mark.parametrize("line", ["mine\n", "{}\n", "7\n", '{"position": 0, "output": 1}\n'])
+def test_a_file_of_no_backfill_is_refused(tmp_path, line):
+    """It was overwritten: the error names it, and the way out; it stays as it is."""
+    partial = tmp_path / "out.jsonl.partial"
+    partial.write_text(line)
 
-    with pytest.raises(BackfillError, match=r"out\.jsonl\.journal: cannot be read: .*--restart"):
+    with pytest.raises(BackfillError, match=r"out\.jsonl\.partial: cannot be read: .*--restart"):
         Checkpoint(tmp_path / "out.jsonl", ABOUT)
 
+    assert line == partial.read_text()
 
-def test_lines_without_a_journal_do_not_count(tmp_path):
-    """What no journal speaks of was never synced."""
-    (tmp_path / "out.jsonl.partial").write_text("{}\n")
+
+@pytest.mark.parametrize("begun", ['{"about": {"task": "dou', "\0" * 200])
+def test_half_a_first_line_is_no_answer(tmp_path, begun):
+    """What was being written first when the power went does not count."""
+    (tmp_path / "out.jsonl.partial").write_text(begun)
 
     with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
         assert ([], 0) == (list(checkpoint.records()), len(checkpoint.done))
+        checkpoint.add(answered(0))
+
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
+        assert [0] == [record["output"] for record in checkpoint.records()]
 
 
 def test_another_input_is_refused(tmp_path):
-    """A journal of another input or task is not gone on with."""
+    """What was answered of another input or task is not gone on with."""
     with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
         checkpoint.add(answered(0))
 
-    with pytest.raises(BackfillError, match=r"journal: the input has changed since; use --restart"):
+    with pytest.raises(BackfillError, match=r"partial: the input has changed since; use --restart"):
         Checkpoint(tmp_path / "out.jsonl", ABOUT | {"input": "13 abd"})
 
 
@@ -120,16 +128,19 @@ def test_nothing_is_left_of_nothing(tmp_path):
 
 def test_where_nothing_was_answered_anything_may_change(tmp_path):
     """Where a process was killed before its first answer, any other command may begin."""
-    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
-        checkpoint.sync()
-        kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    for path, content in kept.items():
-        path.write_bytes(content)
+    checkpoint = Checkpoint(tmp_path / "out.jsonl", ABOUT)
+    checkpoint.add(answered(0))
+    killed(checkpoint)
+    head, _ = checkpoint.partial.read_text().splitlines(keepends=True)
+    checkpoint.partial.write_text(head)
+    other = ABOUT | {"field": "text", "input": "13 abd"}
 
-    with Checkpoint(
-        tmp_path / "out.jsonl", ABOUT | {"field": "text", "input": "13 abd"}
-    ) as checkpoint:
+    with Checkpoint(tmp_path / "out.jsonl", other) as checkpoint:
         assert 0 == len(checkpoint.done)
+        checkpoint.add(answered(0))
+
+    with Checkpoint(tmp_path / "out.jsonl", other) as checkpoint:
+        assert 1 == len(checkpoint.done)
 
 
 def test_two_at_once_are_refused(tmp_path):
@@ -148,4 +159,4 @@ def test_failures_are_counted_over_runs(tmp_path):
 
     with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
         assert 1 == checkpoint.failed
-        assert "ValueError: no" == json.loads(checkpoint.partial.read_text())["error"]
+        assert "ValueError: no" == next(checkpoint.records())["error"]

@@ -77,7 +77,7 @@ def test_failures_of_what_is_not_complete_are_not_run_again(tmp_path):
     with pytest.raises(BackfillError, match=r"out\.jsonl: is not there; run without"):
         Failures(out).keys()
 
-    Checkpoint.paths(out)[0].touch()
+    Checkpoint.path(out).touch()
 
     with pytest.raises(BackfillError, match=r"out\.jsonl: is not complete yet; run without"):
         Failures(out).keys()
