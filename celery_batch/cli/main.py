@@ -7,20 +7,23 @@ imports little, and each command when it is used.
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import click
 from celery import VERSION_BANNER
 from celery.bin.base import handle_preload_options
 from celery.bin.beat import beat
 from celery.bin.worker import worker
+from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
 
 # So `celery inspect batch_status` knows the command.
 import celery_batch.worker.control.commands  # noqa: F401
 from celery_batch import __version__
 from celery_batch.cli.errors import errors_in_one_line
-from celery_batch.cli.lazy_group import LazyGroup
 
 __all__ = ["batch"]
 
+#: The commands, each as ``module:attribute``, by name.
 _COMMANDS = {
     "backfill": "celery_batch.cli.backfill:backfill",
     "bench": "celery_batch.cli.bench:bench",
@@ -34,7 +37,21 @@ _COMMANDS = {
 }
 
 
-@click.group(name="batch", cls=LazyGroup, lazy=_COMMANDS)
+class _LazyGroup(DYMGroup):  # type: ignore[misc]  # it has no types
+    """A group that imports a command when it is looked up, and suggests similar names."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, attribute = _COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+
+@click.group(name="batch", cls=_LazyGroup)
 @click.version_option(
     message=f"celery_batch {__version__}, Celery {VERSION_BANNER}",
     help="Show the versions of celery_batch and Celery, and exit.",

@@ -30,7 +30,6 @@ FEW = {
     "celery_batch",
     "celery_batch.cli",
     "celery_batch.cli.errors",
-    "celery_batch.cli.lazy_group",
     "celery_batch.cli.main",
     "celery_batch.errors",
     "celery_batch.protocol",
