@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +19,12 @@ from celery_batch.backfill.inputs import FORMATS, Arguments, Input
 from celery_batch.backfill.job import ErrorLimit, Job
 from celery_batch.backfill.progress import Progress
 from celery_batch.backfill.window import TIMEOUT, WINDOW_BYTES
-from celery_batch.cli.common import batch_task
-from celery_batch.cli.errors import errors_in_one_line
-from celery_batch.cli.progress import echo, shown, summary
+from celery_batch.cli.common import at_most_every, batch_task, duration
+from celery_batch.cli.errors import INTERRUPTED, errors_in_one_line
 from celery_batch.compat.gc import collect_less_often, freeze_existing
 from celery_batch.errors import BackfillComplete, BackfillError, BackfillStopped
 
-__all__ = ["backfill"]
-
-#: A shell's exit code after Ctrl-C.
-_INTERRUPTED = 130
+__all__ = ["backfill", "echo", "line", "shown", "summary"]
 
 
 @click.command(name="backfill", cls=CeleryCommand)
@@ -114,7 +114,7 @@ def backfill(ctx: click.Context, /, task: str, source: str, output: Path, **opti
         ended = "Stopped" if isinstance(error, BackfillStopped) else "Interrupted"
         same = "the same command without --restart" if options["restart"] else "the same command"
         click.echo(f"{ended}; {same} continues from here.", err=True)
-        ctx.exit(_INTERRUPTED)
+        ctx.exit(INTERRUPTED)
     except BackfillComplete as error:
         click.echo(str(error), err=True)
         ctx.exit(0)
@@ -165,3 +165,86 @@ def _interrupt_on_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
+
+
+#: Seconds between two lines where there is no terminal.
+_EVERY = 10.0
+
+#: Seconds without an answer after which that is shown.
+_NO_ANSWER = 10.0
+
+
+def shown() -> AbstractContextManager[Callable[[Progress], None]]:
+    """Return what shows how far a job is: a bar on a terminal, a line now and then elsewhere."""
+    if sys.stderr.isatty() and find_spec("rich") is not None:
+        return _bar()
+    return nullcontext(at_most_every(_EVERY, lambda progress: echo(line(progress))))
+
+
+def echo(text: str) -> None:
+    """Print a line, above the bar if there is one."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 (rich redirects this, and not click's)
+
+
+def line(progress: Progress) -> str:
+    """Return how far a job is, in one line."""
+    total = f" of {progress.total:,}" if progress.total is not None else ""
+    words = [
+        f"{progress.done:,}{total} rows",
+        f"{progress.failed:,} failed",
+        f"{progress.rate:,.0f} a second",
+        *_pending(progress),
+        *([f"{duration(progress.left)} left"] if progress.left else []),
+    ]
+    state = "" if progress.state == "running" else f"{progress.state}: "
+    return state + ", ".join(words)
+
+
+def summary(output: Path, progress: Progress) -> str:
+    """Return how a job has ended, in one line."""
+    done = progress.done - progress.resumed
+    words = [
+        f"{progress.done:,} rows, {progress.failed:,} failed",
+        *([f"{progress.resumed:,} answered before"] if progress.resumed else []),
+        f"{done:,} in {duration(progress.seconds)}, {progress.average:,.0f} a second",
+        *([f"paused for {duration(progress.paused)}"] if progress.paused >= 1 else []),
+    ]
+    errors = [f"see {output.name}.errors"] if progress.failed else []
+    return f"{output}: {'; '.join(words + errors)}"
+
+
+def _pending(progress: Progress) -> list[str]:
+    """Return how many rows are pending, and in how many workers."""
+    words = [f"{progress.pending:,} of {progress.window:,} pending"] if progress.window else []
+    if progress.workers:
+        words.append(f"{progress.workers:,} worker" + "s" * (progress.workers > 1))
+    if progress.pending and progress.since_answer > _NO_ANSWER:
+        words.append(f"no answer for {duration(progress.since_answer)}")
+    return words
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[Progress], None]]:
+    from rich import progress as bars  # noqa: PLC0415 (only a terminal needs it)
+    from rich.console import Console  # noqa: PLC0415 (likewise)
+
+    with bars.Progress(
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn("{task.description}"),
+        bars.TimeRemainingColumn(),
+        console=Console(stderr=True),
+    ) as bar:
+        row = bar.add_task("", total=None)
+
+        def show(progress: Progress) -> None:
+            words = [
+                f"{progress.rate:,.0f}/s",
+                f"{progress.failed:,} failed",
+                *_pending(progress),
+                *([progress.state] if progress.state != "running" else []),
+            ]
+            description = ", ".join(words)
+            bar.update(row, completed=progress.done, total=progress.total, description=description)
+
+        yield show

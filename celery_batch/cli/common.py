@@ -1,10 +1,14 @@
-"""What several commands share: task names, durations, lines of text."""
+"""What several commands share: task names, rows, durations, lines of text, plots."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from itertools import islice
+from pathlib import Path
 from textwrap import fill
 from typing import Any, TypeAlias
 
@@ -15,7 +19,20 @@ from celery_batch.errors import ConfigurationError
 from celery_batch.task import BatchTask
 from celery_batch.worker.scheduling.routing import batch_tasks
 
-__all__ = ["Row", "at_most_every", "batch_task", "duration", "rows_of_file", "wrapped"]
+__all__ = [
+    "FOCUS",
+    "LIMIT",
+    "PLAIN",
+    "Row",
+    "at_most_every",
+    "batch_task",
+    "check_plot",
+    "duration",
+    "finish_axes",
+    "plotted",
+    "rows_of_file",
+    "wrapped",
+]
 
 #: The values of a call's parameters.
 Row: TypeAlias = tuple[Any, ...]
@@ -108,3 +125,52 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+#: Red and greys differ in lightness too, and lines in their marks: for colour-blind readers.
+FOCUS, PLAIN, LIMIT = "#b03a2e", "#566573", "#7f8c8d"
+
+_KINDS = (".png", ".svg", ".pdf")
+
+
+def check_plot(path: Path) -> None:
+    """Raise ConfigurationError if no plot can be written there: before minutes of measuring."""
+    if path.suffix.lower() not in _KINDS:
+        raise ConfigurationError(f"--plot: {path}: must end in one of {', '.join(_KINDS)}")
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"--plot: {path}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigurationError(f"--plot: {path}: cannot be written: permission denied")
+    try:
+        import_module("matplotlib")
+    except ImportError:
+        raise ConfigurationError(
+            "--plot needs matplotlib: pip install matplotlib, or leave it out"
+        ) from None
+
+
+@contextmanager
+def plotted(path: Path, title: str) -> Iterator[tuple[Any, Any]]:
+    """Give the axes of the left and the right picture, and write them to a file."""
+    import matplotlib as mpl  # noqa: PLC0415 (an extra)
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415 (an extra)
+
+    both, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
+    try:
+        yield left, right
+        both.suptitle(title, fontsize=11)
+        both.tight_layout()
+        metadata = {".svg": {"Date": None}, ".png": {"Software": None}}  # the same file each time
+        both.savefig(path, dpi=120, metadata=metadata.get(path.suffix.lower()))
+    finally:
+        plt.close(both)
+
+
+def finish_axes(axes: Any) -> None:
+    """Give axes the frame, the labels' size and the legend of all plots."""
+    axes.minorticks_off()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
+    axes.legend(fontsize=8, edgecolor="none", framealpha=1.0, loc="upper left")

@@ -19,7 +19,6 @@ from typing import IO, Any, Self
 import click
 from kombu.exceptions import OperationalError
 
-from celery_batch.cli.run_folder import CONFIG_FILE, clear, lock, usual_folder
 from celery_batch.config import Settings
 from celery_batch.errors import ConfigurationError
 from celery_batch.processes.managed_process import ServerFailed, wait_until
@@ -36,6 +35,7 @@ from celery_batch.serve.processes import (
     write_status,
 )
 from celery_batch.serve.readiness import warm_workers
+from celery_batch.serve.run_folder import CONFIG_FILE, clear, lock, usual_folder
 from celery_batch.serve.sockets import listening
 
 __all__ = [

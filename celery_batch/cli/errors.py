@@ -10,7 +10,10 @@ import click
 
 from celery_batch.errors import BatchError
 
-__all__ = ["errors_in_one_line"]
+__all__ = ["INTERRUPTED", "errors_in_one_line"]
+
+#: A shell's exit code after Ctrl-C.
+INTERRUPTED = 130
 
 
 def errors_in_one_line(callback: Callable[..., Any]) -> Callable[..., Any]:

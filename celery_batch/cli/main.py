@@ -29,7 +29,7 @@ _COMMANDS = {
     "bench": "celery_batch.cli.bench:bench",
     "check": "celery_batch.cli.check:check",
     "jobs": "celery_batch.cli.jobs:jobs",
-    "redis": "celery_batch.cli.redis:redis",
+    "redis": "celery_batch.cli.serve:redis",
     "serve": "celery_batch.cli.serve:serve",
     "status": "celery_batch.cli.serve:status",
     "top": "celery_batch.cli.top:top",

@@ -14,7 +14,7 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_batch.cli.errors import errors_in_one_line
+from celery_batch.cli.errors import INTERRUPTED, errors_in_one_line
 from celery_batch.cluster.control_client import ControlClient
 from celery_batch.cluster.state import ClusterState, TaskView, WorkerView
 from celery_batch.worker.scheduling.routing import batch_tasks, queue_of
@@ -29,9 +29,6 @@ _TIMEOUT = 0.4
 
 #: The same for a script, which does not ask again.
 _TIMEOUT_ONCE = 2.0
-
-#: A shell's exit code after Ctrl-C.
-_INTERRUPTED = 130
 
 #: Columns where there is no terminal.
 _COLUMNS = 120
@@ -78,7 +75,7 @@ def top(ctx: click.Context, *, once: bool, as_json: bool, interval: float) -> No
         except KeyboardInterrupt:
             click.echo("", err=True)
             if once or as_json:  # which have printed nothing
-                ctx.exit(_INTERRUPTED)
+                ctx.exit(INTERRUPTED)
         if (once or as_json) and observer.state.error:
             ctx.exit(1)
 

@@ -20,9 +20,20 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.cli.common import Row, at_most_every, batch_task, rows_of_file, wrapped
+from celery_batch.cli.common import (
+    FOCUS,
+    LIMIT,
+    PLAIN,
+    Row,
+    at_most_every,
+    batch_task,
+    check_plot,
+    finish_axes,
+    plotted,
+    rows_of_file,
+    wrapped,
+)
 from celery_batch.cli.errors import errors_in_one_line
-from celery_batch.cli.plot import FOCUS, LIMIT, PLAIN, check_plot, finish_axes, plotted
 from celery_batch.cli.trace import load_of, record
 from celery_batch.config import LARGEST_BATCH, policy_of, steps_of
 from celery_batch.errors import ConfigurationError, ModelError, OutOfMemory

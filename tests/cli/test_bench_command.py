@@ -240,7 +240,7 @@ def test_a_plot_of_equal_latencies_has_a_scale(run, tmp_path):
 
 def test_a_plot_that_cannot_be_written_says_so(run, monkeypatch, tmp_path):
     """Before minutes of load."""
-    monkeypatch.setattr("celery_batch.cli.plot.os.access", lambda path, _: path != tmp_path)
+    monkeypatch.setattr("celery_batch.cli.common.os.access", lambda path, _: path != tmp_path)
     options = ("--rate", "10", "--input", "1", "--plot", str(tmp_path / "plot.png"))
     done, generator = run("one", *options)
 

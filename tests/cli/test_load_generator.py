@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_batch.cli.load_generator import LoadGenerator
+from celery_batch.cli.bench import LoadGenerator
 from celery_batch.tuning.load_test import TIMEOUT
 
 #: Seconds by which a busy machine may be late.

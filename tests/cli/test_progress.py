@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from celery_batch.backfill.progress import Clock, Progress
-from celery_batch.cli import progress as shown_progress
+from celery_batch.cli import backfill as command
+from celery_batch.cli.backfill import line, shown, summary
 from celery_batch.cli.common import duration
-from celery_batch.cli.progress import line, shown, summary
 
 SOON = Progress(
     done=1200,
@@ -124,8 +124,8 @@ def test_a_terminal_has_a_bar(monkeypatch):
 def test_no_bar_is_needed(monkeypatch, capsys):
     """Without the library that draws it there are lines."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setattr(shown_progress, "find_spec", lambda _: None)
-    monkeypatch.setattr(shown_progress, "_EVERY", 0.0)
+    monkeypatch.setattr(command, "find_spec", lambda _: None)
+    monkeypatch.setattr(command, "_EVERY", 0.0)
     with shown() as show:
         show(DONE)
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from celery_batch.cli import run_folder
 from celery_batch.cli.deployment import source_of
-from celery_batch.cli.run_folder import CONFIG_FILE, clear, lock
 from celery_batch.cli.serve import serve, status
 from celery_batch.errors import ConfigurationError
+from celery_batch.serve import run_folder
 from celery_batch.serve.config import ServeConfig
+from celery_batch.serve.run_folder import CONFIG_FILE, clear, lock
 
 
 @pytest.fixture
