@@ -24,6 +24,7 @@ from celery_batch.cli.common import (
     FOCUS,
     LIMIT,
     PLAIN,
+    POSITIVE,
     Row,
     batch_task,
     check_plot,
@@ -72,12 +73,6 @@ def _rates(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[f
         raise click.BadParameter(f"{value!r}: write 50, or 50,100,200, or 100:500:100") from None
 
 
-def _finite(_ctx: click.Context, _option: click.Parameter, value: float) -> float:
-    if not math.isfinite(value):
-        raise click.BadParameter(f"{value}: must be a finite number of seconds")
-    return value
-
-
 @click.command(name="bench", cls=CeleryCommand)
 @click.argument("task")
 @click.option(
@@ -100,16 +95,14 @@ def _finite(_ctx: click.Context, _option: click.Parameter, value: float) -> floa
 @click.option("--field", help="The field of a row that is the task's only argument.")
 @click.option(
     "--duration",
-    type=click.FloatRange(min=0, min_open=True),
-    callback=_finite,
+    type=POSITIVE,
     default=10.0,
     show_default=True,
     help="Seconds to send requests at each rate.",
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    callback=_finite,
+    type=POSITIVE,
     default=10.0,
     show_default=True,
     help="Seconds after which a request fails and expires.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ from itertools import islice
 from pathlib import Path
 from textwrap import fill
 from typing import Any, TypeAlias
+
+import click
 
 from celery_batch.backfill.inputs import Arguments, Input, some_fit
 from celery_batch.batches import Batches, takes_no_rows
@@ -23,6 +26,8 @@ __all__ = [
     "FOCUS",
     "LIMIT",
     "PLAIN",
+    "POSITIVE",
+    "FiniteRange",
     "Row",
     "at_most_every",
     "batch_task",
@@ -39,6 +44,23 @@ Row: TypeAlias = tuple[Any, ...]
 
 #: Rows of a file that are kept to measure with.
 _MOST_ROWS = 10_000
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers that has neither infinity nor NaN in it."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number that was given."""
+        found: float = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{found}: must be a finite number", param, ctx)
+        return found
+
+
+#: An option's number above 0.
+POSITIVE = FiniteRange(min=0, min_open=True)
 
 
 def batch_task(app: Any, name: str) -> BatchTask:

@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError
 
 from celery_batch.backfill.checkpoint import output_status
 from celery_batch.backfill.control import Jobs
-from celery_batch.cli.common import duration
+from celery_batch.cli.common import POSITIVE, duration
 from celery_batch.errors import BatchError
 from celery_batch.formatting import aligned
 
@@ -39,7 +39,7 @@ _COMMANDS = {
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects as JSON.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     default=1.0,
     show_default=True,
     help="Seconds without a further answer after which all jobs have answered.",

@@ -24,6 +24,8 @@ from celery_batch.cli.common import (
     FOCUS,
     LIMIT,
     PLAIN,
+    POSITIVE,
+    FiniteRange,
     Row,
     at_most_every,
     batch_task,
@@ -376,14 +378,14 @@ _SIZES = tuple(1 << n for n in range(LARGEST_BATCH.bit_length()) if 1 << n <= LA
 @click.argument("task")
 @click.option(
     "--latency",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     default=0.1,
     show_default=True,
     help="Seconds within which 99 of 100 requests are to be answered.",
 )
 @click.option(
     "--rate",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     show_default="70 % of what it can answer",
     help="Requests a second that one process is to answer.",
 )
@@ -397,7 +399,7 @@ _SIZES = tuple(1 << n for n in range(LARGEST_BATCH.bit_length()) if 1 << n <= LA
 @click.option("--sizes", show_default="growing", help="The batch sizes to measure, as in 1,8,32.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     show_default="2, and 60 with --record",
     help="Seconds to measure each size, about, or to record requests.",
 )
@@ -414,7 +416,7 @@ _SIZES = tuple(1 << n for n in range(LARGEST_BATCH.bit_length()) if 1 << n <= LA
 )
 @click.option(
     "--overhead",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=0.003,
     show_default=True,
     help="Seconds that a message and its answer take beside the model.",

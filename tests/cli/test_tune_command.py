@@ -284,6 +284,15 @@ def test_what_cannot_be_measured_is_said(run, words, error):
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("value", ["inf", "nan"])
+@pytest.mark.parametrize("option", ["--latency", "--rate", "--overhead"])
+def test_a_number_without_end_is_refused(run, option, value):
+    """Before anything is measured: no settings could meet it."""
+    said = run("hungry", option, value, code=2)
+
+    assert f"Invalid value for '{option}': {value}: must be a finite number" in said
+
+
 def test_rows_that_do_not_fit_are_left_out(app, tmp_path):
     """A broken line is no reason not to measure with the others; if all are, it is said why."""
     rows = tmp_path / "rows.jsonl"
