@@ -19,13 +19,13 @@ def pool(facts: Facts) -> Iterator[Finding]:
     name = facts.pool
     if name in ("gevent", "eventlet"):
         yield problem(
-            f"worker_pool={name} is not supported: a model blocks such a pool's loop, and with"
+            f"worker_pool={name} is not supported: a batch blocks such a pool's loop, and with"
             " it the worker.",
             "Use prefork; callers may use gevent all the same.",
         )
     elif name == "solo":
         yield warning(
-            "worker_pool=solo: the worker reads no messages while the model runs.",
+            "worker_pool=solo: the worker reads no messages while a batch runs.",
             "Use prefork, the default.",
         )
     elif name in (*PREFORK, "threads"):
@@ -41,14 +41,14 @@ def replacing(facts: Facts) -> Iterator[Finding]:
     if number := facts.conf.worker_max_tasks_per_child:
         yield warning(
             f"worker_max_tasks_per_child={number} counts batches: after"
-            " so many a process is replaced, and loads its model again.",
+            " so many a process is replaced, and loads any model again.",
             "Leave it out, or make it large enough for hours.",
         )
     if memory := facts.conf.worker_max_memory_per_child:
         yield warning(
             f"worker_max_memory_per_child={memory} (KiB): a process"
-            " above it is replaced after its batch, and loads its model again.",
-            "Set it well above what the loaded model takes.",
+            " above it is replaced after its batch, and loads any model again.",
+            "Set it well above what a process with its models takes.",
         )
 
 
@@ -94,7 +94,7 @@ def _without_gpus(machine: Machine, chosen: tuple[str, ...]) -> Finding:
                 f"nvidia-smi is installed and does not work: {machine.driver}",
                 "Mend the driver; after an update of it, that is a reboot as a rule.",
             )
-        return ok("There is no NVIDIA GPU on this machine; models run on the CPU.")
+        return ok("There is no NVIDIA GPU on this machine; batches run on the CPU.")
     if torch is None:
         return warning(
             f"batch_devices names {names}, and nothing shows a GPU on this machine: no nvidia-smi"
@@ -133,11 +133,11 @@ def devices(facts: Facts) -> Iterator[Finding]:
     )
     if count and processes > count and (concurrency or not facts.workers):
         yield warning(
-            f"{setting}, each with its own copy of the models, on {count} GPU{'s' * (count > 1)}.",
+            f"{setting}, each with its own copy of any model, on {count} GPU{'s' * (count > 1)}.",
             f"Start workers with --concurrency={count}.",
         )
     elif not (count or concurrency or facts.workers) and processes > 1:
         yield warning(
-            f"{setting}, each with its own copy of the models and batches of its own.",
+            f"{setting}, each with batches of its own, and its own copy of any model.",
             "Start workers with --concurrency=1, and more where one process leaves cores idle.",
         )

@@ -86,7 +86,7 @@ def eager(facts: Facts) -> Iterator[Finding]:
     """Calls that run in the calling process."""
     if facts.conf.task_always_eager:
         yield problem(
-            "task_always_eager is on: calls run the model in the calling process, one by one.",
+            "task_always_eager is on: calls run in the calling process, one by one.",
             "Leave the setting to tests.",
         )
 

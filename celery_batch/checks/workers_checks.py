@@ -109,13 +109,13 @@ def unrouted(facts: Facts) -> Iterator[Finding]:
         if late:
             yield warning(
                 f"{worker.name} received {', '.join(late)} from a queue to which it is not routed:"
-                " the first request has to load the model.",
+                " the first request has to load any model.",
                 fix,
             )
         elif facts.routed is not None and queues and names & (worker.knows or frozenset()):
             yield warning(
                 f"{worker.name} consumes {', '.join(queues)}, to which no task is routed: the"
-                " first request that is sent there has to load the model.",
+                " first request that is sent there has to load any model.",
                 fix,
             )
 
@@ -126,14 +126,14 @@ def pools(facts: Facts) -> Iterator[Finding]:
         module, per_child = worker.pool_module, worker.pool.get("max-tasks-per-child")
         if any(kind in module for kind in ("gevent", "eventlet")):
             yield problem(
-                f"{worker.name} runs on the {module.rpartition('.')[2]} pool, where a model blocks"
+                f"{worker.name} runs on the {module.rpartition('.')[2]} pool, where a batch blocks"
                 " the worker.",
                 "Start it without --pool.",
             )
         if per_child and isinstance(per_child, int):  # Celery writes "N/A" for none
             yield warning(
                 f"{worker.name} replaces a process after {per_child} batches,"
-                " and loads its model again.",
+                " and loads any model again.",
                 "Start it without --max-tasks-per-child.",
             )
 
@@ -151,7 +151,7 @@ def sharing(facts: Facts) -> Iterator[Finding]:
         if gpus and processes > len(gpus) and worker.pool_module.endswith("prefork"):
             yield warning(
                 f"{worker.name} runs {processes} processes on {', '.join(gpus)}, each with"
-                " its own copy of the models.",
+                " its own copy of any model.",
                 f"Start it with --concurrency={len(gpus)}.",
             )
 
