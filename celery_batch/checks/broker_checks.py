@@ -10,17 +10,6 @@ from celery_batch.checks.facts import Facts, Redis, Server
 from celery_batch.checks.finding import Finding, ok, problem, warning
 from celery_batch.config import policy_of
 
-__all__ = [
-    "broker",
-    "clock",
-    "confirms",
-    "eviction",
-    "options",
-    "persistence",
-    "priorities",
-    "visibility",
-]
-
 #: Without it an idle worker cannot wait for messages without taking one.
 _WITH_BLMOVE = (6, 2)
 

@@ -8,8 +8,6 @@ from itertools import takewhile
 from celery_batch.checks.facts import Facts, Machine
 from celery_batch.checks.finding import Finding, ok, problem, warning
 
-__all__ = ["PREFORK", "devices", "gpu", "pool", "replacing"]
-
 #: Celery's names of the pool with processes.
 PREFORK = ("prefork", "processes")
 

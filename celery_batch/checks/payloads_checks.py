@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from celery_batch.checks.facts import Facts, PayloadFacts
 from celery_batch.checks.finding import Finding, ok, problem, warning
 
-__all__ = ["payloads"]
-
 _WITHOUT = (
     "Correct batch_payload_store, or set it to False: large values then travel in their messages."
 )

@@ -8,8 +8,6 @@ from datetime import timedelta
 from celery_batch.checks.facts import Facts
 from celery_batch.checks.finding import Finding, ok, problem, warning
 
-__all__ = ["caches", "expiry", "results", "serializers"]
-
 #: Seconds, less than which an answer may be gone before it is read.
 _SOON = 60.0
 

@@ -10,19 +10,6 @@ from celery_batch.checks.machine_checks import PREFORK
 from celery_batch.compat.fast_paths import states_in_words
 from celery_batch.config import milliseconds_warnings, policy_of, usual_messages
 
-__all__ = [
-    "acks",
-    "costs",
-    "eager",
-    "fast_paths",
-    "limits",
-    "policies",
-    "prefetch",
-    "rates",
-    "settings",
-    "tasks",
-]
-
 
 def settings(facts: Facts) -> Iterator[Finding]:
     """What celery_batch itself refuses: misspelt settings, values that make no sense."""

@@ -12,20 +12,6 @@ from celery_batch.cluster.snapshot import grown
 from celery_batch.cluster.state import reports_of
 from celery_batch.config import policy_of
 
-__all__ = [
-    "alike",
-    "budgets",
-    "filling",
-    "halted",
-    "health",
-    "holding",
-    "pools",
-    "serving",
-    "sharing",
-    "slowness",
-    "unrouted",
-]
-
 #: Batches after which an average says something.
 _ENOUGH = 5
 
