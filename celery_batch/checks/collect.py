@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
+import sys
 import sysconfig
+import time
 import traceback
+from collections.abc import Callable, Collection, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
 from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 from celery.concurrency import ALIASES
+from kombu.utils.url import maybe_sanitize_url
+from redis.exceptions import NoPermissionError, RedisError
 
-from celery_batch.checks.collect_machine import this_machine
-from celery_batch.checks.collect_payloads import payloads_of
-from celery_batch.checks.collect_servers import broker_of, cache_of, depths_of, results_of, why
-from celery_batch.checks.collect_workers import workers_of
-from celery_batch.checks.facts import Facts, Worker
+from celery_batch.broker_depth import can_read_depth, open_depth_reader
+from celery_batch.checks.facts import Facts, Machine, PayloadFacts, Redis, Server, Torch, Worker
+from celery_batch.client.results.listener import ResultReader
+from celery_batch.cluster.control_client import ControlClient, impatient_connection
 from celery_batch.compat.fast_paths import FastPaths, PathState
 from celery_batch.config import FAST_PATHS, Settings
 from celery_batch.errors import ConfigurationError
 from celery_batch.items.shapes import check_padding_cost
+from celery_batch.payloads.app_payloads import AppPayloads
+from celery_batch.payloads.store import (
+    DirectoryPayloads,
+    PayloadStore,
+    RedisPayloads,
+    StoreError,
+    StoreRefused,
+)
+from celery_batch.worker.redis.answer_cache import cache_backend
 from celery_batch.worker.scheduling.routing import batch_tasks, queue_of, routed_queues
 
-__all__ = ["collect", "devices_of", "pool_of", "trouble_of"]
+__all__ = [
+    "broker_of",
+    "cache_of",
+    "collect",
+    "devices_of",
+    "payloads_of",
+    "pool_of",
+    "results_of",
+    "trouble_of",
+    "workers_of",
+]
 
 #: The names of pools by the paths of their classes.
 _POOLS = {path.replace(":", "."): name for name, path in reversed(ALIASES.items()) if path}
@@ -111,3 +144,281 @@ def devices_of(app: Any) -> tuple[str, ...] | None:
         return Settings.of(app).devices
     except ConfigurationError:
         return None
+
+
+def broker_of(app: Any) -> Server:
+    """Return the broker of an app."""
+    try:
+        found = impatient_connection(app)
+    except Exception as error:  # noqa: BLE001 (no such transport, or no library for it)
+        url = maybe_sanitize_url(str(app.conf.broker_url))
+        return Server(kind="unknown", url=url, error=why(error))
+    with found as connection:
+        kind, url = str(connection.get_transport_cls().driver_type), connection.as_uri()
+        try:
+            connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0)
+            if kind == "redis":
+                channel = connection.default_channel
+                options = tuple(channel.from_transport_options)
+                redis = redis_of(channel.client)
+                version = f"Redis {redis.info['redis_version']}" if redis.info else ""
+                return Server(kind=kind, url=url, version=version, redis=redis, options=options)
+            return Server(kind=kind, url=url, version=_product(connection))
+        except Exception as error:  # noqa: BLE001 (whatever a transport raises)
+            return Server(kind=kind, url=url, error=why(error))
+
+
+def results_of(app: Any) -> Server:
+    """Return the result backend of an app."""
+    named = app.conf.result_backend
+    if not named or named == "disabled":
+        return Server(kind="none")
+    url = maybe_sanitize_url(str(named))
+    try:
+        if not ResultReader.supports(app.backend):
+            kind = type(app.backend).__name__.removesuffix("Backend").lower()
+            return Server(kind=kind, url=url)
+        return Server(kind="redis", url=url, redis=redis_of(ResultReader(app.backend).client()))
+    except Exception as error:  # noqa: BLE001 (no such backend, or no library for it, or away)
+        return Server(kind="unknown", url=url, error=why(error))
+
+
+def cache_of(app: Any, tasks: Sequence[str]) -> Server | None:
+    """Return where the answers of these tasks are kept; None without tasks."""
+    if not tasks:
+        return None
+    try:
+        return _redis_of_results(cache_backend(app, tasks[0]))
+    except ConfigurationError as error:
+        return Server(kind="none", error=str(error))
+
+
+def _redis_of_results(backend: Any) -> Server:
+    """Return the Redis of a result backend, asked with a client that does not wait for long."""
+    url = maybe_sanitize_url(str(backend.as_uri()))
+    try:
+        return Server(kind="redis", url=url, redis=redis_of(ResultReader(backend).client()))
+    except Exception as error:  # noqa: BLE001 (whatever the server or its library raises)
+        return Server(kind="redis", url=url, error=why(error))
+
+
+def depths_of(app: Any, queues: set[str]) -> dict[str, int]:
+    """Return how many messages wait in these queues; nothing where the broker cannot say it."""
+    with suppress(Exception):
+        if can_read_depth(app):
+            with closing(open_depth_reader(app)) as reader:
+                return {queue: reader.count(queue) for queue in sorted(queues)}
+    return {}
+
+
+def redis_of(client: Any) -> Redis:
+    """Return the state of the Redis that a client is connected to."""
+    return Redis(
+        info=_if_permitted(client.info),
+        snapshots=_snapshots(client),
+        scripts=_if_permitted(lambda: client.execute_command("EVAL", "return 1", 0)) is not None,
+        ahead=_if_permitted(lambda: _ahead(client)),
+    )
+
+
+def _if_permitted(ask: Callable[[], Any]) -> Any:
+    """Return an answer; None where the access rules forbid to ask."""
+    try:
+        return ask()
+    except NoPermissionError:
+        return None
+
+
+def _ahead(client: Any) -> float:
+    seconds, micros = client.time()
+    return float(seconds + micros / 1e6 - time.time())
+
+
+def _snapshots(client: Any) -> bool | None:
+    try:
+        return bool(client.config_get("save").get("save"))
+    except RedisError:
+        return None  # many a hosted Redis keeps its configuration to itself
+
+
+def _product(connection: Any) -> str:
+    properties = getattr(connection.connection, "server_properties", None) or {}
+    names = (properties.get(key, "") for key in ("product", "version"))
+    return " ".join(name.decode() if isinstance(name, bytes) else str(name) for name in names)
+
+
+def why(error: Exception) -> str:
+    """Return an error of a server or its library as a sentence."""
+    words = str(error).strip().rstrip(".") or type(error).__name__
+    return f"{words}."
+
+
+#: What is stored to see whether that works, and the seconds until it expires.
+_SAMPLE, _SECONDS = b"celery batch check", 60.0
+
+#: Seconds after which a worker should have deleted a file that has expired: two of its looks.
+_OVERDUE = 1200.0
+
+
+def payloads_of(app: Any) -> PayloadFacts | None:
+    """Return the payload store of an app; a small payload is stored there, read and deleted."""
+    named = app.conf.get("batch_payload_store")
+    url = maybe_sanitize_url(named) if isinstance(named, str) else ""
+    try:
+        store = AppPayloads.of(app).store
+    except ConfigurationError as error:
+        return PayloadFacts(kind="unknown", url=url, error=why(error))
+    except Exception:  # noqa: BLE001 (no such result backend, of which another check speaks)
+        return None
+    if store is None:
+        return PayloadFacts(kind="off" if named is False else "none")
+    if isinstance(store, RedisPayloads):
+        return _redis_payloads(store)
+    if isinstance(store, DirectoryPayloads):
+        return _directory_payloads(store)
+    return _tried(store, {"kind": urlsplit(url).scheme, "url": url})
+
+
+def _redis_payloads(store: RedisPayloads) -> PayloadFacts:
+    server = _redis_of_results(store.backend)
+    if server.error:
+        return PayloadFacts(kind="redis", url=server.url, error=server.error)
+    return _tried(store, {"kind": "redis", "url": server.url, "redis": server.redis})
+
+
+def _directory_payloads(store: DirectoryPayloads) -> PayloadFacts:
+    about: dict[str, Any] = {"kind": "directory", "url": str(store.path)}
+    try:
+        if not store.path.exists():  # which the first payload would make, with our rights
+            return PayloadFacts(**about, is_missing=True)
+        expired, overdue = store.expired(), store.expired(ago=_OVERDUE)
+    except OSError as error:
+        return PayloadFacts(**about, error=why(error))
+    return _tried(store, {**about, "expired": len(expired), "overdue": len(overdue)})
+
+
+def _tried(store: PayloadStore, about: dict[str, Any]) -> PayloadFacts:
+    """Return the facts of a store, after a payload of ours has been there and back."""
+    key = f"check-{uuid4().hex}"
+    try:
+        store.put(key, _SAMPLE, _SECONDS)
+    except StoreRefused as error:
+        return PayloadFacts(**about, refused=why(error))
+    except StoreError as error:
+        return PayloadFacts(**about, error=why(error))
+    try:
+        (data,) = store.get([key], [len(_SAMPLE)])
+        store.delete([key])
+    except StoreError as error:
+        lost = f"it takes values, and does not return or delete them: {why(error)}"
+        return PayloadFacts(**about, error=lost)
+    if data != _SAMPLE:
+        return PayloadFacts(**about, error="what is stored there does not come back.")
+    return PayloadFacts(**about)
+
+
+#: Seconds; importing torch from a cold disk takes long.
+_PROGRAM_TIMEOUT = 120.0
+
+#: Run in a process of its own, so that neither torch nor the driver is loaded in this one.
+_ASK_TORCH = """
+import json, torch
+build = torch.version.cuda and f"CUDA {torch.version.cuda}"
+build = build or (torch.version.hip and f"ROCm {torch.version.hip}") or ""
+print(json.dumps([torch.__version__, build, torch.cuda.device_count()]))
+"""
+
+
+def this_machine(*, wants_gpu: bool = False) -> Machine:
+    """Return this machine; torch is asked for GPUs if there is one, or a setting names one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpus, driver = _gpus()
+    return Machine(
+        cpus=cores or 1,
+        gpus=gpus,
+        driver=driver,
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        torch=_torch() if gpus or wants_gpu else None,  # which takes seconds
+    )
+
+
+def _gpus() -> tuple[tuple[str, ...] | None, str]:
+    """Return the names of the GPUs, and what is wrong with them."""
+    program = shutil.which("nvidia-smi")
+    if program is None:  # some containers have a GPU and no such program
+        files = sorted(Path("/dev").glob("nvidia[0-9]*"))
+        return tuple(map(str, files)) or None, ""
+    try:
+        output = _output([program, "--query-gpu=name", "--format=csv,noheader"])
+    except subprocess.SubprocessError as error:
+        words = str(getattr(error, "stdout", "") or error).strip()
+        return None, words.partition("\n")[0]
+    return tuple(filter(None, output.splitlines())), ""
+
+
+def _torch() -> Torch | None:
+    if find_spec("torch") is None:
+        return None
+    try:
+        output = _output([sys.executable, "-W", "ignore", "-c", _ASK_TORCH])
+    except subprocess.SubprocessError:
+        return None
+    version, build, gpus = json.loads(output.splitlines()[-1])
+    return Torch(version=version, build=build, gpus=gpus)
+
+
+def _output(command: list[str]) -> str:
+    done = subprocess.run(  # noqa: S603 (our own two commands)
+        command, capture_output=True, text=True, check=True, timeout=_PROGRAM_TIMEOUT
+    )
+    return done.stdout.strip()
+
+
+#: Seconds in which workers answer.
+_REPLY_TIMEOUT = 2.0
+
+
+def workers_of(app: Any, tasks: Collection[str]) -> tuple[Worker, ...]:
+    """
+    Ask all workers of an app; return those that have answered.
+
+    Args:
+        app: The Celery app.
+        tasks: The names of its batch tasks.
+
+    Raises:
+        Exception: Whatever a transport raises when the broker is away.
+    """
+    with closing(ControlClient(app)) as client:
+        stats = client.ask("stats", _REPLY_TIMEOUT)
+        # Workers that run no batch task may not know the second command.
+        knows_it = any("batches" in each for each in stats.values())
+        earlier = client.ask("batch_stats", _REPLY_TIMEOUT) if knows_it else {}
+        later = client.ask("batch_stats", _REPLY_TIMEOUT) if knows_it else {}
+        workers = [
+            Worker(
+                name=name,
+                stats=each,
+                earlier=earlier.get(name, {}),
+                batch_stats=later.get(name, {}),
+            )
+            for name, each in sorted(stats.items())
+        ]
+        if all(worker.tasks.keys() >= set(tasks) for worker in workers):
+            return tuple(workers)  # a worker that serves all of them discards none
+        queues = client.ask("active_queues", _REPLY_TIMEOUT)
+        known = client.ask("registered", _REPLY_TIMEOUT)
+    return tuple(
+        replace(
+            worker,
+            queues=_names(queues.get(worker.name), lambda queue: queue["name"]),
+            # As in "shop.toy [rate_limit=1/s]".
+            knows=_names(known.get(worker.name), lambda task: task.partition(" [")[0]),
+        )
+        for worker in workers
+    )
+
+
+def _names(answer: Any, name: Callable[[Any], str]) -> frozenset[str] | None:
+    """Return the names in an answer, or None where it is no answer but an error."""
+    return frozenset(map(name, answer)) if isinstance(answer, list) else None

@@ -12,9 +12,7 @@ import redis
 from celery import Celery
 
 from celery_batch import BatchTask
-from celery_batch.checks.collect import devices_of, pool_of, trouble_of
-from celery_batch.checks.collect_payloads import payloads_of
-from celery_batch.checks.collect_servers import cache_of
+from celery_batch.checks.collect import cache_of, devices_of, payloads_of, pool_of, trouble_of
 from celery_batch.processes.redis_server import RedisServer
 from tests.services.ports import quiet_port
 

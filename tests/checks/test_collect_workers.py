@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from celery_batch.checks import collect_workers
-from celery_batch.checks.collect_workers import workers_of
+from celery_batch.checks import collect
+from celery_batch.checks.collect import workers_of
 
 POOL = {"implementation": "celery.concurrency.prefork:TaskPool", "max-concurrency": 1}
 REPORT = {"served": True, "max_batch_size": 8, "max_wait": 0.01, "batches": 0}
@@ -34,7 +34,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         def close(self) -> None:
             """Do nothing."""
 
-    monkeypatch.setattr(collect_workers, "ControlClient", FakeClient)
+    monkeypatch.setattr(collect, "ControlClient", FakeClient)
     return answers
 
 

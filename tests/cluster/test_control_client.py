@@ -9,8 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_batch.backfill.control import Jobs
-from celery_batch.checks.collect_servers import broker_of, results_of
-from celery_batch.checks.collect_workers import workers_of
+from celery_batch.checks.collect import broker_of, results_of, workers_of
 from celery_batch.cluster import control_client as module
 from celery_batch.cluster.control_client import ControlClient
 
