@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import IO, Any, Self
 import click
 from kombu.exceptions import OperationalError
 
+from celery_batch.cluster.control_client import ControlClient
 from celery_batch.config import Settings
 from celery_batch.errors import ConfigurationError
 from celery_batch.processes.managed_process import ServerFailed, wait_until
@@ -34,7 +35,6 @@ from celery_batch.serve.processes import (
     processes,
     write_status,
 )
-from celery_batch.serve.readiness import warm_workers
 from celery_batch.serve.run_folder import CONFIG_FILE, clear, lock, usual_folder
 from celery_batch.serve.sockets import listening
 
@@ -44,12 +44,16 @@ __all__ = [
     "configured",
     "run",
     "source_of",
+    "warm_workers",
 ]
 
 
 #: Seconds between two looks at the processes and, with --reload, at the files.
 _POLL = 0.2
 
+
+#: Seconds without a further reply after which all workers have said what they have loaded.
+_LISTEN = 1.0
 
 #: Most seconds for a response of the web server to a health check.
 _HEALTHZ = 5.0
@@ -203,6 +207,29 @@ class Deployment:
         except OSError as error:
             return f"the web server does not answer: {error}"
         return ""
+
+
+def warm_workers(app: Any, task: str) -> set[str]:
+    """
+    Ask all workers of an app which of them take a task and have loaded its model.
+
+    Args:
+        app: The Celery app.
+        task: The task's name.
+
+    Returns:
+        The workers' names.
+
+    Raises:
+        OperationalError: The broker cannot be reached.
+    """
+    with closing(ControlClient(app)) as client:
+        answers = client.ask("batch_status", _LISTEN)
+    return {
+        name
+        for name, tasks in answers.items()
+        if (state := tasks.get(task)) and state["warm"] and not state["paused"]
+    }
 
 
 def _stop(group: Iterable[ServedProcess]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_batch.serve.readiness import warm_workers
+from celery_batch.cli.deployment import warm_workers
 from tests.conftest import ROOT
 from tests.services.remote_control import LONG, RemoteControl
 from tests.services.shop import CELERY, Worker
