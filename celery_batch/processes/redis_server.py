@@ -86,9 +86,8 @@ class RedisServer:
     Args:
         directory: Its folder: made if missing, never removed.  By default a
             temporary one, which goes when the server goes.
-        port: A TCP port to listen on as well.
-        password: Required of every client; by default none without a port, and with one
-            a random one, which is kept in the folder, if that is given, and used again.
+        port: A TCP port to listen on as well.  Every client then needs a random password,
+            which is kept in the folder, if that is given, and used again.
         appendonly: Keep the data in the folder, every write within a second.
     """
 
@@ -97,12 +96,10 @@ class RedisServer:
         directory: Path | str | None = None,
         *,
         port: int | None = None,
-        password: str | None = None,
         appendonly: bool = False,
     ) -> None:
         self.port = port
-        self.password = password or (secrets.token_urlsafe(24) if port else None)
-        self._keeps_password = bool(port and not password and directory is not None)
+        self.password = secrets.token_urlsafe(24) if port else None
         self.directory = None if directory is None else Path(directory).absolute()
         self._appendonly = appendonly
         self._is_temporary = directory is None
@@ -151,8 +148,8 @@ class RedisServer:
             raise ConfigurationError(f"this Redis server is running already, in {self.directory}")
         program = find_redis_server()
         folder = self._make_directory()
-        if self._keeps_password:
-            self.password = _kept_password(folder / PASSWORD, str(self.password))
+        if self.password and not self._is_temporary:
+            self.password = _kept_password(folder / PASSWORD, self.password)
         try:
             settings = folder / "redis.conf"
             settings.touch(mode=0o600)

@@ -66,7 +66,7 @@ class RedisBroker:
     def __init__(self, folder: Path) -> None:
         self.conf: dict[str, Any] = {}
         self.port = quiet_port()
-        self.server = RedisServer(folder, port=self.port, password=uuid4().hex, appendonly=True)
+        self.server = RedisServer(folder, port=self.port, appendonly=True)
         self.revive()
 
     def url(self, port: int | None = None) -> str:

@@ -72,7 +72,7 @@ def test_threads_of_a_program_keep_workers_on_gpus_of_their_own(lab: Lab):
 
 def test_a_restarted_redis_is_found_again(shared_lab: Lab, tmp_path: Path, monkeypatch):
     """Streamer and worker go on after a restart, and what waited meanwhile is answered."""
-    place = {"port": quiet_port(), "password": "secret", "appendonly": True}
+    place = {"port": quiet_port(), "appendonly": True}
     with RedisServer(tmp_path / "redis", **place) as server:
         lab = Lab(server.url, shared_lab.folder)
         monkeypatch.setenv("SHOP_MEMORY", server.url)
