@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from celery_batch.protocol import BatchInfo as BatchInfo
     from celery_batch.protocol import BatchPlan as BatchPlan
     from celery_batch.runtime.model import Model as Model
-    from celery_batch.streamer.manager import GpuWorkerManager as GpuWorkerManager
     from celery_batch.streamer.model_adapters import ManagedModel as ManagedModel
     from celery_batch.streamer.process_streamer import Streamer as Streamer
+    from celery_batch.streamer.process_supervisor import GpuWorkerManager as GpuWorkerManager
     from celery_batch.streamer.redis_streamer import RedisStreamer as RedisStreamer
     from celery_batch.streamer.redis_worker import RedisWorker as RedisWorker
     from celery_batch.streamer.redis_worker import StreamWorker as StreamWorker

@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from celery_batch.streamer.manager import GpuWorkerManager as GpuWorkerManager
     from celery_batch.streamer.model_adapters import ManagedModel as ManagedModel
     from celery_batch.streamer.process_streamer import Streamer as Streamer
+    from celery_batch.streamer.process_supervisor import GpuWorkerManager as GpuWorkerManager
     from celery_batch.streamer.redis_streamer import RedisStreamer as RedisStreamer
     from celery_batch.streamer.redis_worker import RedisWorker as RedisWorker
     from celery_batch.streamer.redis_worker import StreamWorker as StreamWorker
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from celery_batch.streamer.threaded import ThreadedStreamer as ThreadedStreamer
 
 _HOME = {
-    "GpuWorkerManager": "celery_batch.streamer.manager",
+    "GpuWorkerManager": "celery_batch.streamer.process_supervisor",
     "ManagedModel": "celery_batch.streamer.model_adapters",
     "RedisStreamer": "celery_batch.streamer.redis_streamer",
     "RedisWorker": "celery_batch.streamer.redis_worker",

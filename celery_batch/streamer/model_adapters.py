@@ -25,17 +25,19 @@ from celery_batch.runtime.devices import (
 )
 from celery_batch.runtime.item_cost import ItemCost
 from celery_batch.runtime.model import Model
-from celery_batch.runtime.runner import CallCost
+from celery_batch.runtime.runner import CallCost, Collated, Counts, Runner, Timing
 from celery_batch.runtime.signature import collates, own_attribute, signature_of, uncollates
 from celery_batch.runtime.stages import Stages, check_stages, has_stages
 
 __all__ = [
     "Adapter",
+    "CallTime",
     "ManagedModel",
     "as_model",
     "cost_of",
     "device_names",
     "process_environment",
+    "timed_outputs",
 ]
 
 
@@ -244,6 +246,34 @@ class StagedAdapter(Adapter):
         """Uncollate an output, if the model does."""
         model: Any = self._model
         return model.uncollate(output) if uncollates(type(model)) else output
+
+
+#: The cost of a call with its padding, and its seconds.
+CallTime = tuple[float, float]
+
+
+def timed_outputs(
+    runner: Runner, items: list[Any], *, alone: bool, collated: Collated | None = None
+) -> tuple[list[Any], CallTime | None]:
+    """
+    Run a batch.
+
+    Args:
+        runner: Of the model.
+        items: Of all requests of the batch.
+        alone: Whether they are of one request.
+        collated: The first call, if that is collated already.
+
+    Returns:
+        The outputs, as `Runner.outputs` returns them; and of its calls the average, None where
+        they have no cost, or some of them were made because others failed.
+    """
+    timings, counts = list[Timing](), Counts()
+    outputs = runner.outputs(items, alone=alone, timings=timings, counts=counts, collated=collated)
+    if not counts.padded_cost or counts.isolated or counts.out_of_memory:
+        return outputs, None
+    seconds = sum(each.seconds for each in timings)
+    return outputs, (counts.padded_cost / counts.calls, seconds / counts.calls)
 
 
 logger = logging.getLogger(__name__)

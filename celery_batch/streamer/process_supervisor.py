@@ -28,7 +28,7 @@ from celery_batch.processes.supervisor import Supervised
 from celery_batch.streamer.parent_death import end_with_manager
 from celery_batch.streamer.spawn_hook import HookedName, set_environment
 
-__all__ = ["LOADED", "UNLOADED", "Job", "keep_running", "report"]
+__all__ = ["LOADED", "UNLOADED", "GpuWorkerManager", "Job", "keep_running", "report"]
 
 #: Seconds to finish running batches when all of them are to end.
 GRACE = 30.0
@@ -224,3 +224,44 @@ def _signals_raise() -> Iterator[None]:
 
 def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
+
+
+class GpuWorkerManager:
+    """
+    Runs a subclass's `gpu_worker` in processes that are replaced when they die.
+
+    service-streamer's older way to run workers: the user's function makes and runs each.
+    """
+
+    @staticmethod
+    def gpu_worker(index: int, gpu_num: int) -> None:
+        """
+        Make a worker and run it; override this.
+
+        Args:
+            index: Which of the workers this is, from 0.
+            gpu_num: Over how many GPUs the workers are to be spread.
+        """
+        raise NotImplementedError("a subclass must define gpu_worker(index, gpu_num)")
+
+    def run_workers(self, worker_num: int = 8, gpu_num: int = 4) -> None:
+        """
+        Run worker processes until this one ends; those that die are replaced.
+
+        A worker whose function returns is done; when all have returned, so does this.
+
+        Args:
+            worker_num: How many workers.
+            gpu_num: Passed to each of them.
+
+        Raises:
+            ConfigurationError: ``worker_num`` is below 1, or the call is not guarded by
+                ``if __name__ == "__main__"``.
+            LoadFailed: A process could not start.
+        """
+        if worker_num < 1:
+            raise ConfigurationError(f"worker_num: must be at least 1, got {worker_num!r}")
+        jobs = [
+            Job(f"worker {index}", self.gpu_worker, (index, gpu_num)) for index in range(worker_num)
+        ]
+        keep_running(jobs)

@@ -37,7 +37,7 @@ from celery_batch.batching.policy import BatchPolicy
 from celery_batch.errors import BatchError, ModelError, PoisonItem, QueueFull, WorkerLost
 from celery_batch.runtime.runner import Outcome
 from celery_batch.streamer.futures import Answer, AnswerLock, fail, settle, start, wanted
-from celery_batch.streamer.timed_run import CallTime
+from celery_batch.streamer.model_adapters import CallTime
 
 __all__ = [
     "RequestQueue",

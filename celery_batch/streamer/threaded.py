@@ -10,9 +10,8 @@ from celery_batch.errors import LoadFailed, ModelError
 from celery_batch.runtime import devices, registry
 from celery_batch.runtime.runner import Runner
 from celery_batch.streamer.base import BaseStreamer, WorkerPool
-from celery_batch.streamer.model_adapters import Adapter, as_model
+from celery_batch.streamer.model_adapters import Adapter, as_model, timed_outputs
 from celery_batch.streamer.request_queue import RequestQueue, Slot, broke_off
-from celery_batch.streamer.timed_run import timed_outputs
 
 __all__ = ["ThreadedStreamer"]
 

@@ -30,9 +30,8 @@ from celery_batch.errors import BatchError, ConfigurationError, LoadFailed, Mode
 from celery_batch.runtime import devices, registry
 from celery_batch.runtime.runner import Collated, Outcome, Runner
 from celery_batch.streamer.messages import Message, dump, loads, pickled, receive, send, unpickled
-from celery_batch.streamer.model_adapters import Adapter
+from celery_batch.streamer.model_adapters import Adapter, CallTime, timed_outputs
 from celery_batch.streamer.parent_death import end_with_manager, end_with_parent
-from celery_batch.streamer.timed_run import CallTime, timed_outputs
 
 __all__ = [
     "UNGUARDED",
