@@ -204,12 +204,8 @@ class Jobs:
     def all(self) -> list[dict[str, Any]]:
         """Return the report of each running job, the oldest first."""
         replies = self._client.ask("report", self._timeout)
-        jobs = [
-            job
-            for job in replies.values()
-            if isinstance(job, dict) and isinstance(job.get("id"), str)
-        ]
-        return sorted(jobs, key=lambda job: float(job.get("started") or 0))
+        jobs = (job for job in replies.values() if "id" in job)  # else it could not be made
+        return sorted(jobs, key=lambda job: float(job["started"]))
 
     def control(self, command: str, name: str) -> dict[str, Any]:
         """

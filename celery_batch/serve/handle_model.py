@@ -90,15 +90,10 @@ class HandleModel(Model):
     def _many(self, batch: list[Any]) -> list[Any]:
         # A copy: a batch that fails is tried again in parts, from what the clients sent.
         answers = self._each(self._handle.preprocess, deepcopy(batch))
-        places = [
-            place for place, answer in enumerate(answers) if not isinstance(answer, Exception)
-        ]
-        outputs = self._forward([answers[place] for place in places]) if places else []
-        for place, answer in zip(
-            places, self._each(self._handle.postprocess, outputs), strict=True
-        ):
-            answers[place] = answer
-        return answers
+        inputs = [answer for answer in answers if not isinstance(answer, Exception)]
+        outputs = self._forward(inputs) if inputs else []
+        ends = iter(self._each(self._handle.postprocess, outputs))
+        return [answer if isinstance(answer, Exception) else next(ends) for answer in answers]
 
     def _forward(self, inputs: list[Any]) -> Sequence[Any]:
         outputs = self._handle.forward(inputs)

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
-from statistics import median_high
+from statistics import fmean, median_high
 from typing import Any
 
 from celery_batch.batching.batch import Batch
@@ -81,10 +81,10 @@ class CostLine:
         """
         runs = [(cost, max(seconds, _SHORTEST)) for cost, seconds in runs]
         weights = [seconds**-2 for _, seconds in runs]
-        mean_cost = _mean(weights, [cost for cost, _ in runs])
-        mean = _mean(weights, [seconds for _, seconds in runs])
-        spread = _mean(weights, [(cost - mean_cost) ** 2 for cost, _ in runs])
-        common = _mean(weights, [(cost - mean_cost) * (seconds - mean) for cost, seconds in runs])
+        mean_cost = fmean([cost for cost, _ in runs], weights)
+        mean = fmean([seconds for _, seconds in runs], weights)
+        spread = fmean([(cost - mean_cost) ** 2 for cost, _ in runs], weights)
+        common = fmean([(cost - mean_cost) * (seconds - mean) for cost, seconds in runs], weights)
         b = max(common / spread, 0.0) if spread else 0.0
         b = min(b, mean / mean_cost) if mean_cost else b  # or an empty batch would take no time
         a = max(mean - b * mean_cost, _SHORTEST)
@@ -174,10 +174,6 @@ def cost_of_call(policy: BatchPolicy, costs: Sequence[float], rows: int) -> floa
     if limits is None:
         return None
     return limits.of_call(max(costs), rows) if limits.is_padded else sum(costs)
-
-
-def _mean(weights: Sequence[float], values: Sequence[float]) -> float:
-    return sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
 
 
 def _quantile(ordered: tuple[float, ...], share: float) -> float:
