@@ -25,7 +25,7 @@ from celery_batch.backfill.npy import npy_rows, opened_npy
 from celery_batch.backfill.window import Row, Unreadable
 from celery_batch.errors import BackfillError, InvalidRow
 
-__all__ = ["FORMATS", "SUFFIXES", "Arguments", "Input", "need_arrow", "some_fit"]
+__all__ = ["FORMATS", "SUFFIXES", "Arguments", "Input", "hint_of", "need_arrow", "some_fit"]
 
 
 #: Rows and bytes of a Parquet file that are in memory at once.
@@ -383,18 +383,6 @@ class Arguments:
         self.field = field
         self._keeps_items = keeps_items
 
-    @staticmethod
-    def hint(row: Row) -> str:
-        """Return what may be wrong with a row that failed, in words; "" if that is not known."""
-        fields = [str(name) for name in row.values[0]] if row.is_whole else []
-        if not fields:
-            return ""
-        one = next((name for name in fields if name not in _KEYS), fields[0])
-        return (
-            f"The record has the fields {', '.join(fields)}, and the model got all of it;"
-            f" --field {one} gives it one of them."
-        )
-
     def rows(self, records: Iterable[Any], line: Callable[[], int] = lambda: 0) -> Iterator[Row]:
         """
         Yield a row for each record, in order; one that does not fit has a flaw.
@@ -452,6 +440,18 @@ class Arguments:
         wanted = ", ".join(sorted(self._needed))
         found = sorted(map(str, record)) if isinstance(record, _RECORDS) else type(record).__name__
         return f"{row.place} must have the fields {wanted}, it has {found}"
+
+
+def hint_of(row: Row) -> str:
+    """Return what may be wrong with a row that failed, in words; "" if that is not known."""
+    fields = [str(name) for name in row.values[0]] if row.is_whole else []
+    if not fields:
+        return ""
+    one = next((name for name in fields if name not in _KEYS), fields[0])
+    return (
+        f"The record has the fields {', '.join(fields)}, and the model got all of it;"
+        f" --field {one} gives it one of them."
+    )
 
 
 def some_fit(rows: Iterator[Row]) -> Iterator[Row]:

@@ -19,7 +19,7 @@ from celery_batch.backfill.checkpoint import (
 )
 from celery_batch.backfill.control import JobControl
 from celery_batch.backfill.engine import Backfill
-from celery_batch.backfill.inputs import Arguments, Input, some_fit
+from celery_batch.backfill.inputs import Arguments, Input, hint_of, some_fit
 from celery_batch.backfill.npy import ArrayRows
 from celery_batch.backfill.outputs import Reread, format_of, write_output
 from celery_batch.backfill.progress import Clock, Progress
@@ -97,12 +97,10 @@ class Notices:
     Prints the first error of each kind, and what is unusual about the answers.
 
     Args:
-        arguments: How records became rows.
         echo: Prints a line.
     """
 
-    def __init__(self, arguments: Arguments, echo: Callable[[str], None]) -> None:
-        self._arguments = arguments
+    def __init__(self, echo: Callable[[str], None]) -> None:
         self._echo = echo
         self._seen = self._failed = 0
         self._kinds: set[str] = set()
@@ -125,15 +123,14 @@ class Notices:
                 )
 
     def _show(self, answer: Answer) -> None:
-        kind, row = answer.error.partition(":")[0], answer.row
+        kind, title = answer.error.partition(":")[0], answer.row.title
         if kind in self._kinds or len(self._kinds) == _KINDS:
             return
         self._kinds.add(kind)
         text = " ".join(answer.error.split())
         text = text if len(text) <= _ERROR_LENGTH else f"{text[:_ERROR_LENGTH]}..."
-        name = "" if row.key == str(row.position + 1) else f" ({row.key})"
-        self._echo(f"{row.place.capitalize()}{name} failed: {text}")
-        hint = self._arguments.hint(row)
+        self._echo(f"{title[:1].upper()}{title[1:]} failed: {text}")
+        hint = hint_of(answer.row)
         if hint and self._failed == self._seen and not self._has_hinted:
             self._has_hinted = True
             self._echo(hint)
@@ -298,7 +295,7 @@ class Job:
         control: JobControl,
         show: Callable[[Progress], None],
     ) -> Progress:
-        notices, has_asked = Notices(self._arguments, self._echo), False
+        notices, has_asked = Notices(self._echo), False
         clock = Clock(total, len(checkpoint.done), checkpoint.failed)
         array_rows = self._array_rows
 

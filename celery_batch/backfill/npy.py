@@ -111,13 +111,14 @@ class ArrayRows:
 
     def _failed(self, answer: Answer, found: str) -> Answer:
         wanted = f"{self._output.name} has rows of {_shown(self._row)}, as its first output"
-        error = f"InvalidOutput: the output of {_named(answer)} is {found}, and {wanted}"
+        error = f"InvalidOutput: the output of {answer.row.title} is {found}, and {wanted}"
         return Answer(answer.row, error=error)
 
     def _refusal(self, answer: Answer, error: Exception) -> BackfillError:
         return BackfillError(
-            f"{self._output}: the output of {_named(answer)} is no row of an array, since {error};"
-            f" name a .jsonl or .parquet output, or have the task return one array for each item"
+            f"{self._output}: the output of {answer.row.title} is no row of an array, since"
+            f" {error}; name a .jsonl or .parquet output, or have the task return one array for"
+            f" each item"
         )
 
     def write(self, path: Path, records: Iterable[dict[str, Any]]) -> None:
@@ -150,8 +151,3 @@ def _bytes(output: Any, dtype: Any) -> bytes:
 
 def _shown(row: Any) -> str:
     return f"{row.dtype} {list(row.shape)}"
-
-
-def _named(answer: Answer) -> str:
-    row = answer.row
-    return row.place if row.key == str(row.position + 1) else f"{row.place} ({row.key})"

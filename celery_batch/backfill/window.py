@@ -64,6 +64,11 @@ class Row(NamedTuple):
         """Where it is, in words."""
         return f"line {self.line}" if self.line else f"row {self.position + 1}"
 
+    @property
+    def title(self) -> str:
+        """Where it is, in words, and its name if it has one."""
+        return self.place if self.key == str(self.position + 1) else f"{self.place} ({self.key})"
+
 
 class Answer(NamedTuple):
     """

@@ -33,6 +33,13 @@ class Redis:
     scripts: bool = True
     ahead: float | None = 0.0
 
+    @property
+    def evicts(self) -> str:
+        """The policy by which it evicts keys when memory is full; empty if it does not."""
+        info = self.info or {}
+        policy = info.get("maxmemory_policy", "noeviction")
+        return str(policy) if info.get("maxmemory") and policy != "noeviction" else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
@@ -57,7 +64,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PayloadFacts:
+class PayloadFacts(Server):
     """
     Where large values lie.
 
@@ -65,19 +72,13 @@ class PayloadFacts:
         kind: ``redis``, ``directory``, or an object store's scheme; ``none`` where there is no
             store, ``off`` where the setting says so, ``unknown`` where the setting is wrong.
         url: Where it is, without the password; the path of a directory.
-        error: Why it cannot be used; empty if it can.
         refused: Why it takes nothing from this user; empty if it does.
-        redis: Its state, if it is a Redis.
         is_missing: Whether it is a directory that does not exist.
         expired: Files of a directory whose time is over; None for other stores.
         overdue: Those of them that a worker should have deleted by now.
     """
 
-    kind: str
-    url: str = ""
-    error: str = ""
     refused: str = ""
-    redis: Redis | None = None
     is_missing: bool = False
     expired: int | None = None
     overdue: int = 0

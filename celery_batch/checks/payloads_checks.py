@@ -49,9 +49,7 @@ def payloads(facts: Facts) -> Iterator[Finding]:
 
 
 def _usable(found: PayloadFacts) -> Iterator[Finding]:
-    info = (found.redis and found.redis.info) or {}
-    policy = info.get("maxmemory_policy", "noeviction")
-    if info.get("maxmemory") and policy != "noeviction":
+    if found.redis and (policy := found.redis.evicts):
         yield warning(
             f"The maxmemory-policy of the payload store is {policy}: when memory is full, large"
             " values may vanish before they are read, and their tasks fail.",

@@ -46,9 +46,7 @@ def results(facts: Facts) -> Iterator[Finding]:
 
 
 def _on_redis(facts: Facts) -> Iterator[Finding]:
-    info = (facts.results.redis and facts.results.redis.info) or {}
-    policy = info.get("maxmemory_policy", "noeviction")
-    if info.get("maxmemory") and policy != "noeviction":
+    if facts.results.redis and (policy := facts.results.redis.evicts):
         yield warning(
             f"The maxmemory-policy of the results is {policy}: when memory is full,"
             " answers may vanish before they are read.",

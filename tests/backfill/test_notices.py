@@ -15,10 +15,10 @@ def predict(text):
     """Take one parameter."""
 
 
-def said(rows, error="", **options):
+def said(rows, error=""):
     """Return what is said of rows that all end alike."""
     lines = []
-    notices = Notices(Arguments(signature(predict), **options), lines.append)
+    notices = Notices(lines.append)
     for row in rows:
         notices.add([Answer(row, error=error(row) if callable(error) else error)])
     return lines
@@ -70,7 +70,7 @@ def test_a_model_that_gets_a_whole_record_is_explained():
 )
 def test_other_reasons_to_fail_have_no_hint(records, options):
     """It would be wrong."""
-    assert 1 == len(said(asked(records, **options), "ValueError: no", **options))
+    assert 1 == len(said(asked(records, **options), "ValueError: no"))
 
 
 def test_a_hundred_failures_at_the_beginning_are_printed():
