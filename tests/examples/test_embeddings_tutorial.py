@@ -41,6 +41,7 @@ _VARIES = {
     r"celery@[\w.-]+": "celery@*",
     r"(full|idle|timeout|·)": "*",
     r"[▏▎▍▌▋▊▉█─]+": "",
+    r" \(\d+:\d\d:\d\d\)": "",  # pytest's, from a minute on
     r"[\d.:]*\d( (ms|s|min)\b)?|·": "*",
 }
 
