@@ -123,8 +123,8 @@ def _options(names: Iterable[str]) -> list[str]:
         if setting is not None:
             default = f"{_code(SETTINGS[setting])} (`{setting}`)"
         unset = setting is not None and SETTINGS[setting] is not None  # None asks for the setting
-        rows.append([f"`{name}`", _type(cls, name, "None" if unset else ""), default, text])
-    return _table(["option", "type", "default", "meaning"], rows)
+        rows.append(_entry(name, _type(cls, name, "None" if unset else ""), default, text))
+    return _table(["option", "meaning"], rows)
 
 
 #: The option whose setting has another name.
@@ -134,9 +134,14 @@ _SETTING_OF = {"max_batch_size": "batch_max_size"}
 def _settings(names: Iterable[str]) -> list[str]:
     said = _said(Defaults)
     rows = [
-        [f"`{name}`", _type(Defaults, name), _code(SETTINGS[name]), said[name]] for name in names
+        _entry(name, _type(Defaults, name), _code(SETTINGS[name]), said[name]) for name in names
     ]
-    return _table(["setting", "type", "default", "meaning"], rows)
+    return _table(["setting", "meaning"], rows)
+
+
+def _entry(name: str, kind: str, default: str, meaning: str) -> list[str]:
+    """Return a row of two cells, since a phone has no room for more."""
+    return [f"`{name}`", f"*{kind}*, default {default}<br>{meaning}"]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
