@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.tuning.curve import Curve
-from celery_batch.tuning.simulate import NOTHING, Forecast, Load, simulate
+from celery_batch.tuning.simulate import Forecast, Load, simulate
 
 __all__ = ["MOST_MESSAGES", "Proposal", "Trial", "candidates", "limit_of", "max_rate", "propose"]
 
@@ -72,8 +72,8 @@ class Trial:
     policy: BatchPolicy
     max_rate: float
     capacity: float
-    forecast: Forecast = NOTHING
-    meets: bool = False
+    forecast: Forecast
+    meets: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def propose(
     most = max(max_rates.values()) or max(capacities.values())
     rate = rate or min(_EXPECTED * most, MOST_MESSAGES)
     sizes = tuple(
-        _trial(Trial(policy, highest, capacities[policy]), curve, latency, load(rate))
+        _trial(policy, highest, capacities[policy], curve, latency, load(rate))
         for policy, highest in max_rates.items()
     )
     report("simulating waits")
@@ -210,10 +210,12 @@ def max_rate(policy: BatchPolicy, curve: Curve, latency: float, load: Loads = Lo
     return low
 
 
-def _trial(trial: Trial, curve: Curve, latency: float, load: Load) -> Trial:
-    forecast = simulate(trial.policy, curve, load)
-    keeps_up = load.rate < trial.capacity
-    return replace(trial, forecast=forecast, meets=keeps_up and forecast.p99 <= latency)
+def _trial(
+    policy: BatchPolicy, highest: float, capacity: float, curve: Curve, latency: float, load: Load
+) -> Trial:
+    forecast = simulate(policy, curve, load)
+    meets = load.rate < capacity and forecast.p99 <= latency
+    return Trial(policy, highest, capacity, forecast, meets)
 
 
 def _best_first(sizes: Sequence[Trial], curve: Curve, latency: float) -> list[Trial]:
@@ -233,9 +235,8 @@ def _best_first(sizes: Sequence[Trial], curve: Curve, latency: float) -> list[Tr
 def _best_wait(trial: Trial, curve: Curve, latency: float, load: Load) -> Trial:
     """Return a size with its best wait; the trial itself if that makes no difference."""
     _, *others = candidates(trial.policy, latency)
-    tried = [
-        trial, *(_trial(replace(trial, policy=each), curve, latency, load) for each in others)
-    ]  # fmt: skip
+    rates = trial.max_rate, trial.capacity
+    tried = [trial, *(_trial(each, *rates, curve, latency, load) for each in others)]
     meeting = [each for each in tried if each.meets] or tried
     quickest = min(each.forecast.p99 for each in meeting)
     return next(each for each in meeting if each.forecast.p99 <= quickest * _NEAR)

@@ -23,7 +23,7 @@ from celery_batch.batching.cost import CallCost
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.tuning.curve import Curve
 
-__all__ = ["NOTHING", "Forecast", "Load", "run", "simulate"]
+__all__ = ["Forecast", "Load", "run", "simulate"]
 
 T = TypeVar("T")
 
@@ -110,10 +110,6 @@ class Forecast:
     rate: float
     batch_size: float
     busy: float
-
-
-#: Of a simulation that has not run.
-NOTHING = Forecast(inf, inf, 0.0, 0.0, 0.0)
 
 
 def simulate(policy: BatchPolicy, curve: Curve, load: Load) -> Forecast:
