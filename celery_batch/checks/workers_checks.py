@@ -95,13 +95,13 @@ def unrouted(facts: Facts) -> Iterator[Finding]:
         if late:
             yield warning(
                 f"{worker.name} received {', '.join(late)} from a queue to which it is not routed:"
-                " the first request has to load any model.",
+                " a model is loaded with the first request, and not before.",
                 fix,
             )
         elif facts.routed is not None and queues and names & (worker.knows or frozenset()):
             yield warning(
-                f"{worker.name} consumes {', '.join(queues)}, to which no task is routed: the"
-                " first request that is sent there has to load any model.",
+                f"{worker.name} consumes {', '.join(queues)}, to which no task is routed: a model"
+                " is loaded with the first request that is sent there, and not before.",
                 fix,
             )
 
