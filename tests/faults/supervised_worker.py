@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from tests.services.forked import start
+from tests.services.shop import CELERY
 
 __all__ = ["SupervisedWorker"]
 
@@ -40,7 +42,9 @@ class SupervisedWorker:
         python: str = sys.executable,
     ) -> None:
         self.name = name
-        self._command = (python, "-m", "celery", "-A", "tests.faults.tasks", "worker")
+        self._start = start if python == sys.executable else ManagedProcess
+        celery = [CELERY] if python == sys.executable else [python, "-m", "celery"]
+        self._command = (*celery, "-A", "tests.faults.tasks", "worker")
         self._options = ("-n", f"{name}@here", "-c", str(processes), *_OPTIONS)
         self._folder = folder
         self._env = env
@@ -51,7 +55,7 @@ class SupervisedWorker:
         """Start it, or start it again, without waiting for it."""
         self.stop()
         self._starts += 1
-        self.child = ManagedProcess(
+        self.child = self._start(
             [*self._command, *self._options],
             self._folder / f"{self.name}-{self._starts}.log",
             env=self._env,

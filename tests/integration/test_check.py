@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 
 import pytest
 import redis
 
 from tests.integration.test_redis_rules import rules, url_for
+from tests.services.forked import run
 from tests.services.place import eventually
 from tests.services.shop import CELERY, environment_of
 from tests.services.terminal import Terminal
@@ -23,9 +23,7 @@ COMMAND = (CELERY, "-A", "tests.services.tasks", "batch", "check")
 def examined(environment, *options, **conf):
     """Return exit code and output of a check with these settings of the app."""
     env = {**os.environ, **environment, "SHOP_CONF": json.dumps(conf)}
-    done = subprocess.run(
-        [*COMMAND, *options], env=env, capture_output=True, text=True, check=False, timeout=120
-    )
+    done = run([*COMMAND, *options], env=env, timeout=120)
     assert not done.stderr, done.stderr
     return done.returncode, done.stdout
 

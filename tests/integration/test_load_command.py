@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 
+from tests.services.forked import run
 from tests.services.shop import CELERY
 
 COMMAND = (CELERY, "-A", "tests.services.tasks", "batch", "bench")
@@ -13,14 +13,7 @@ COMMAND = (CELERY, "-A", "tests.services.tasks", "batch", "bench")
 
 def offered(shop, *options):
     """Run the command to its end."""
-    return subprocess.run(
-        [*COMMAND, *options],
-        env={**os.environ, **shop.environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=110,
-    )
+    return run([*COMMAND, *options], env=os.environ | shop.environment, timeout=110)
 
 
 def test_a_worker_answers_under_load(shop):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Shop
+from tests.services.forked import run
 from tests.services.place import eventually
 from tests.services.shop import CELERY
 
@@ -88,14 +88,8 @@ def test_files_that_have_expired_are_deleted(shop: Shop, tmp_path: Path):
 def test_a_misspelt_setting_is_one_line(shop: Shop, command: list[str]):
     """Whichever command binds the tasks first, it says no more than what is wrong."""
     conf = json.dumps({"batch_max_wiat": 0.1})
-    done = subprocess.run(
-        [CELERY, "-A", shop.module.__name__, *command],
-        env={**os.environ, **shop.environment, "SHOP_CONF": conf},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    environment = {**os.environ, **shop.environment, "SHOP_CONF": conf}
+    done = run([CELERY, "-A", shop.module.__name__, *command], env=environment)
 
     assert 1 == done.returncode
     assert "Error: batch_max_wiat: no such setting; did you mean batch_max_wait?\n" == done.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.services.forked import run
 from tests.services.place import eventually
 from tests.services.shop import CELERY, environment_of
 from tests.services.terminal import Terminal
@@ -68,14 +69,8 @@ def test_a_script_asks_once(shop):
     worker = shop.worker("-c", "1")
 
     def answered():
-        done = subprocess.run(
-            [*COMMAND, "--once", "--interval", "2"],
-            env={**os.environ, **shop.environment},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        )
+        done = run([*COMMAND, "--once", "--interval", "2"], env=os.environ | shop.environment)
+        done.check_returncode()
         return done.stdout if "sizes of shop.double" in done.stdout else None
 
     shown = eventually(answered, "two answers of the worker's in time", timeout=90)
@@ -95,14 +90,8 @@ def test_a_script_reads_json(shop):
     worker = shop.worker("-c", "1")
 
     def answered():
-        done = subprocess.run(
-            [*COMMAND, "--json", "--interval", "2"],
-            env={**os.environ, **shop.environment},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        )
+        done = run([*COMMAND, "--json", "--interval", "2"], env=os.environ | shop.environment)
+        done.check_returncode()
         found = json.loads(done.stdout)
         return found if any(task["batch_size"] for task in found["tasks"]) else None
 
@@ -143,14 +132,7 @@ def test_the_broker_is_away():
 def test_a_script_hears_that_the_broker_is_away(option):
     """It ends with 1 then, and promises no further look."""
     env = {**os.environ, **environment_of("redis://:secret@127.0.0.1:1/0")}
-    done = subprocess.run(
-        [*COMMAND, option, "--interval", "0.1"],
-        env=env,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = run([*COMMAND, option, "--interval", "0.1"], env=env, timeout=120)
     is_json = option == "--json"
 
     assert 1 == done.returncode

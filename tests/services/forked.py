@@ -1,36 +1,43 @@
 """
-Workers that are forked instead of executed, which costs a third of the processor's time.
+Workers and commands that are forked instead of executed, which costs a fifth of the time.
 
-Most of what a worker does until it is ready is to import Celery and its libraries.
-`start` has a process at hand that has done so (see `tests.services.mother`).
-With ``THOROUGH`` set every worker is executed, as users do.
+Most of what they do until they are ready is to import Celery, its libraries and our code.
+`start` and `run` have a process at hand that has done so (see `tests.services.mother`).
+With ``THOROUGH`` set they are executed, as users do.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import json
 import os
+import resource
 import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import IO, Any
 
 from celery_batch.processes import managed_process
 from celery_batch.processes.managed_process import ManagedProcess
 
-__all__ = ["start"]
+__all__ = ["begin", "run", "start"]
 
 _ROOT = Path(__file__).parents[2]
 
 #: Pools that have to be known before anything is imported.
 _PATCHING_POOLS = {"gevent", "eventlet"}
+
+#: Bytes of input that a command may be given.
+_INPUT = 1 << 20
 
 
 def start(command: Sequence[str], log: Path, *, env: Mapping[str, str]) -> ManagedProcess:
@@ -42,9 +49,87 @@ def start(command: Sequence[str], log: Path, *, env: Mapping[str, str]) -> Manag
         log: Where its output goes.
         env: Its environment.
     """
-    if "THOROUGH" in os.environ or _PATCHING_POOLS.intersection(command):
+    if _PATCHING_POOLS.intersection(command) or _makes_a_difference(env):
         return ManagedProcess(command, log, env=env)
     return Forked(command, log, env)
+
+
+def _makes_a_difference(env: Mapping[str, str]) -> bool:
+    """Say whether a program has to be executed in this environment: libraries change in some."""
+    folders = (Path(folder) for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder)
+    is_customized = any((folder / "sitecustomize.py").exists() for folder in folders)
+    return "THOROUGH" in os.environ or "CHANGED" in env or is_customized
+
+
+def run(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    text: str = "",
+    timeout: float = 60,
+    largest: int | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """
+    Run a command of ``celery`` to its end, forked if that makes no difference.
+
+    Args:
+        command: The command line.
+        env: Its environment.
+        text: Its input.
+        timeout: Seconds after which it is killed.
+        largest: Bytes that a file of its may have.
+    """
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = begin(command, env=env, text=text, output=output, errors=errors, largest=largest)
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(command, code, output.read(), errors.read())
+
+
+def begin(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    text: str = "",
+    output: IO[str] | None = None,
+    errors: IO[str] | None = None,
+    largest: int | None = None,
+) -> Command | subprocess.Popen[bytes]:
+    """
+    Start a command of ``celery``, forked if that makes no difference.
+
+    Args:
+        command: The command line.
+        env: Its environment.
+        text: Its input.
+        output: Where its output goes; by default nowhere.
+        errors: The same for its errors.
+        largest: Bytes that a file of its may have.
+    """
+    reads, writes = os.pipe()
+    fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, _INPUT)
+    os.write(writes, text.encode())
+    os.close(writes)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, reads)
+        nowhere = stack.enter_context(open(os.devnull, "w"))  # noqa: PTH123
+        streams = [reads, *((each or nowhere).fileno() for each in (output, errors))]
+        if not _makes_a_difference(env):
+            return Command(command, env, streams, largest)
+        limit = resource.RLIM_INFINITY if largest is None else largest
+        return subprocess.Popen(
+            command,
+            env={**env},
+            stdin=streams[0],
+            stdout=streams[1],
+            stderr=streams[2],
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),  # noqa: PLW1509
+        )
 
 
 class Forked(ManagedProcess):
@@ -66,19 +151,20 @@ class Forked(ManagedProcess):
         managed_process._children.add(self)
 
 
-class _Reaper:
-    """As much of Popen as a Child uses, for a process that is our mother's child."""
+class _Process:
+    """
+    As much of Popen as is used, for a process that is our mother's child or grandchild.
 
-    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
-        request = {"command": [*command], "env": {**env}, "folder": str(Path.cwd())}
-        reads, writes = os.pipe()
+    Args:
+        request: What is to run.
+        descriptors: Its streams.
+    """
+
+    def __init__(self, request: dict[str, Any], descriptors: Sequence[int]) -> None:
+        request["folder"] = str(Path.cwd())
         self._hears, said = os.pipe()
-        with log.open("ab") as output:
-            descriptors = [reads, output.fileno(), said]
-            socket.send_fds(_mother(), [json.dumps(request).encode()], descriptors)
-        os.close(reads)
+        socket.send_fds(_mother(), [json.dumps(request).encode()], [*descriptors, said])
         os.close(said)
-        self.stdin = os.fdopen(writes, "wb", buffering=0)
         self._words = b""
         self._ended = False
         self._listen(None, lines=1)
@@ -86,7 +172,6 @@ class _Reaper:
 
     def __del__(self) -> None:
         os.close(self._hears)
-        self.stdin.close()
 
     def poll(self) -> int | None:
         """Return its exit code once it has ended."""
@@ -113,6 +198,53 @@ class _Reaper:
             words = os.read(self._hears, 64)
             self._words += words
             self._ended = not words
+
+
+class _Reaper(_Process):
+    """The process that a worker ends with."""
+
+    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+        reads, writes = os.pipe()
+        with log.open("ab") as output:
+            super().__init__({"command": [*command], "env": {**env}}, [reads, output.fileno()])
+        os.close(reads)
+        self.stdin = os.fdopen(writes, "wb", buffering=0)
+
+    def __del__(self) -> None:
+        super().__del__()
+        self.stdin.close()
+
+
+class Command(_Process):
+    """
+    A command that was not executed.
+
+    Args:
+        command: The command line.
+        env: Its environment.
+        streams: The descriptors of its input, its output and its errors.
+        largest: Bytes that a file of its may have.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        streams: Sequence[int],
+        largest: int | None,
+    ) -> None:
+        request = {"command": [*command], "env": {**env}, "largest": largest}
+        super().__init__(request, streams)
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it has not ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
 
 
 @cache

@@ -1,15 +1,16 @@
 """
-The mother of workers: has imported Celery once, and forks a process for each worker.
+The mother of workers and commands: has imported Celery and our code once, and forks for each.
 
 ``python -m tests.services.mother FD`` is started and spoken to by
-`tests.services.forked`.  A request names a command line, an environment and a folder,
-and brings three descriptors: standard input, the log, and where to write the reaper's
-process id and, in the end, its exit code.
+`tests.services.forked`.  A request names a command line, an environment and a folder, and
+brings the process's streams and, last, where to write a process id and then an exit code.
 
-For each request it forks a reaper, which does what `celery_batch.processes.reaper` does, but
-forks the worker where that one executes a program.  A worker so has its own process,
-session, environment and output, imports our code and the app itself, and differs from
-one that was executed in what it need not import: Celery and its libraries.
+For a worker, whose streams are standard input and the log, it forks a reaper, which does what
+`celery_batch.processes.reaper` does, but forks the worker where that one executes a program.  A
+worker so has its own process, session, environment and output, imports the app itself, and
+differs from one that was executed in what it need not import.
+
+A command with three streams is forked without a reaper, as `subprocess` would start it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -28,8 +30,10 @@ from typing import Any, NoReturn
 
 from celery_batch.processes import reaper
 
-#: What every worker imports; nothing of ours, which each worker has to import itself.
+#: What every worker imports but its app; nothing here may depend on the environment.
 _LIBRARIES = (
+    "billiard.popen_fork",
+    "billiard.sharedctypes",
     "celery.bin.celery",
     "celery.__main__",
     "celery.app.events",
@@ -46,13 +50,24 @@ _LIBRARIES = (
     "celery.worker.autoscale",
     "celery.worker.components",
     "celery.worker.consumer",
+    "celery.worker.consumer.delayed_delivery",
     "celery.worker.control",
     "celery.worker.strategy",
+    "celery_batch.cli.main",
+    "celery_batch.client.publish.groups",
+    "celery_batch.processes.managed_process",
+    "celery_batch.task",
+    "celery_batch.worker.bootsteps",
+    "celery_batch.worker.intake.strategy",
+    "celery_batch.worker.metrics.health_step",
     "kombu.asynchronous.timer",
     "kombu.transport.pyamqp",
     "kombu.transport.redis",
     "kombu.utils.eventio",
 )
+
+#: Standard input, the log, and where the reaper says how the worker fares.
+_WORKERS_DESCRIPTORS = 3
 
 _TO_DEFAULT = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP)
 
@@ -101,9 +116,7 @@ def _run_reaper(request: dict[str, Any], descriptors: list[int]) -> None:
     os.close(log)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.write(said, b"%d\n" % os.getpid())
-    os.environ.clear()
-    os.environ.update(request["env"])
-    os.chdir(request["folder"])
+    _enter(request)
     reaper.subprocess = SimpleNamespace(DEVNULL=None, Popen=_Server)
     try:
         code = reaper.run(request["command"])
@@ -114,15 +127,44 @@ def _run_reaper(request: dict[str, Any], descriptors: list[int]) -> None:
     os._exit(0)
 
 
+def _run_command(request: dict[str, Any], descriptors: list[int]) -> None:
+    """Fork a command and wait for it; return in the command only."""
+    *streams, said = descriptors
+    pid = os.fork()
+    if pid:
+        os.write(said, b"%d\n" % pid)
+        os.write(said, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        os._exit(0)
+    os.close(said)
+    for number, each in enumerate(streams):
+        os.dup2(each, number)
+        os.close(each)
+    _enter(request)
+    if request["largest"] is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request["largest"], request["largest"]))
+
+
+def _enter(request: dict[str, Any]) -> None:
+    """Go to the environment and the folder that a request names."""
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["folder"])
+
+
 def _work(command: list[str]) -> NoReturn:
-    """Be what ``celery`` is, called with this command line."""
+    """Be a worker with a reaper, as ``celery`` is when called with this command line."""
     reaper._end_with_reaper()
+    with open(os.devnull) as nothing:  # noqa: PTH123
+        os.dup2(nothing.fileno(), 0)
+    _be_celery(command)
+
+
+def _be_celery(command: list[str]) -> NoReturn:
+    """Be what ``celery`` is, called with this command line."""
     signal.set_wakeup_fd(-1)
     for number in _TO_DEFAULT:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with open(os.devnull) as nothing:  # noqa: PTH123
-        os.dup2(nothing.fileno(), 0)
     for folder in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         if folder and folder not in sys.path:
             sys.path.insert(0, folder)
@@ -140,15 +182,16 @@ def _reap(options: int) -> None:
 def _listen(line: socket.socket) -> Callable[[], NoReturn]:
     """Fork for each request until the line is closed; return, in a worker, what it is to do."""
     while True:
-        text, descriptors, _flags, _address = socket.recv_fds(line, 1 << 20, 3)
+        text, descriptors, _flags, _address = socket.recv_fds(line, 1 << 20, 4)
         if not text:
             _reap(0)
             sys.exit()
         request = json.loads(text)
         if not os.fork():
             line.close()
-            _run_reaper(request, descriptors)
-            return lambda: _work(request["command"])
+            is_worker = len(descriptors) == _WORKERS_DESCRIPTORS
+            (_run_reaper if is_worker else _run_command)(request, descriptors)
+            return lambda: (_work if is_worker else _be_celery)(request["command"])
         for each in descriptors:
             os.close(each)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.forked import start
+from tests.services.forked import begin, run, start
 from tests.services.shop import CELERY
 
 HERE = Path(__file__).parent
@@ -39,22 +37,13 @@ class Place:
         """Where the output will be."""
         return self.folder / "out.jsonl"
 
-    def run(self, *options, text="", largest=resource.RLIM_INFINITY):
+    def run(self, *options, text="", largest=None):
         """Run the command to its end, with a text as its input, and files no larger than that."""
-        return subprocess.run(
-            self.command(*options),
-            env=self.env,
-            input=text,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest)),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return run(self.command(*options), env=self.env, text=text, largest=largest)
 
     def begin(self, *options):
         """Start the command."""
-        return subprocess.Popen(self.command(*options), env=self.env, stderr=subprocess.DEVNULL)
+        return begin(self.command(*options), env=self.env)
 
     def write(self, records, name="in.jsonl"):
         """Write an input of JSON lines."""

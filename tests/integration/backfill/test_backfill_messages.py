@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 
 import redis
 
 from celery_batch.backfill.sender import unserved
 from celery_batch.processes.managed_process import wait_until
+from tests.services.forked import begin
 
 
 def rows(number):
@@ -32,7 +32,7 @@ def test_a_command_without_workers_says_so(place):
     errors = place.folder / "errors"
     with errors.open("w") as file:
         command = place.command("backfill_tasks.double", "--queue", "unread")
-        process = subprocess.Popen(command, env=place.env, stderr=file)
+        process = begin(command, env=place.env, errors=file)
     try:
         why = lambda: "" if "No worker answers for" in errors.read_text() else "silent"  # noqa: E731
         wait_until(why, [], what="command", timeout=60)

@@ -22,6 +22,7 @@ from celery_batch.cli.jobs import jobs as command_of_jobs
 from celery_batch.errors import BackfillError, BackfillStopped
 from celery_batch.processes.managed_process import wait_until
 from tests.services.eventually import eventually
+from tests.services.forked import run
 from tests.services.shop import CELERY
 
 #: They take minutes, and no test waits for the last of them.
@@ -59,14 +60,7 @@ def running(place, jobs):
 
 def command(place, *options):
     """Run `celery batch jobs`."""
-    return subprocess.run(
-        [CELERY, "-A", "backfill_tasks", "batch", "jobs", *options],
-        env=place.env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run([CELERY, "-A", "backfill_tasks", "batch", "jobs", *options], env=place.env)
 
 
 def here(app, *options):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from typing import Any
 
 import pytest
 
 from celery_batch.cli.deployment import warm_workers
-from tests.conftest import ROOT
+from tests.services.forked import run
 from tests.services.remote_control import LONG, RemoteControl
 from tests.services.shop import CELERY, Worker
 
@@ -101,17 +100,12 @@ def policies(worker: Worker) -> dict[str, list[Any]]:
 
 def test_command_from_a_shell(control: RemoteControl, worker: Worker):
     """Words of the command line are names and values; the reply is readable."""
-    done = subprocess.run(
+    done = run(
         [
             *(CELERY, "-A", "tests.services.controlled", "control", "--timeout=20"),
             *(f"--destination={worker.name}", "batch_config", SIZES, "max_wait=20", "linger=none"),
         ],
-        cwd=ROOT,
-        env={**os.environ, **control.shop.environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
+        env=os.environ | control.shop.environment,
     )
     shown = control.run(worker, "batch_config", task=SIZES)
     control.run(worker, "batch_config", task=SIZES, max_wait="default", linger="default")
