@@ -106,7 +106,7 @@ def _with(*path: str, value: Any) -> Callable[[], dict[str, Any]]:
         place = message
         for step in path[:-1]:
             place = place[step]
-        place[path[-1]] = value
+        place[path[-1]] = value() if callable(value) else value  # some are large
         return message
 
     return make
@@ -125,6 +125,8 @@ def _without(*path: str) -> Callable[[], dict[str, Any]]:
 
 
 def _body(value: Any) -> Callable[[], dict[str, Any]]:
+    if callable(value):
+        return _with("body", value=lambda: json.dumps(value()).encode())
     return _with("body", value=value if isinstance(value, bytes) else json.dumps(value).encode())
 
 
@@ -139,6 +141,10 @@ def _bomb(method: str, compress: Callable[[bytes], bytes]) -> Callable[[], dict[
         return message
 
     return make
+
+
+def _million() -> dict[str, int]:
+    return {str(n): n for n in range(1_000_000)}
 
 
 _ODD: tuple[Any, ...] = (7, True, 1.5, "text", [1], {"a": 1}, None, "", "a\nb", [["x"]])
@@ -182,7 +188,7 @@ HOSTILE: dict[str, Callable[[], dict[str, Any]]] = {
     "reply channel beyond UTF-8": _with("headers", REPLY_HEADER, value=f"{REPLY_CHANNEL}\ud800"),
     "reply channel of two lines": _with("headers", REPLY_HEADER, value=f"{REPLY_CHANNEL}a\nb"),
     "stamp is not hashable": _with("headers", "stamped_headers", value=[{}]),
-    "a million headers": _with("headers", value={str(n): n for n in range(1_000_000)}),
+    "a million headers": _with("headers", value=_million),
     "headers nested deeply": _with("headers", "extra", value=nested(600)),
     "headers nested": _with("headers", "extra", value=nested(200)),
     **{
@@ -203,8 +209,8 @@ HOSTILE: dict[str, Callable[[], dict[str, Any]]] = {
     "body nested": _body([nested(300), {}, {}]),
     "argument nested": _body([[nested(800)], {}, {}]),
     **{f"body is {value!r}": _body(value) for value in _BODIES},
-    "a million arguments": _body([list(range(1_000_000)), {}, {}]),
-    "a million keywords": _body([[], {str(n): n for n in range(1_000_000)}, {}]),
+    "a million arguments": _body(lambda: [list(range(1_000_000)), {}, {}]),
+    "a million keywords": _body(lambda: [[], _million(), {}]),
     **{
         f"{name} is {value!r}": _embed(**{name: value})
         for name in ("callbacks", "errbacks", "chain", "chord", "parent_id", "id", "task")
@@ -243,7 +249,7 @@ RAW: dict[str, Callable[[], bytes]] = {
     "a surrogate": _scrawl(b'"body": "', b'"body": "\\ud800'),
     "unknown typed value": _scrawl(b'"retries": 0', b'"retries": {"__type__":"x","__value__":1}'),
     "bad typed value": _scrawl(b'"eta": null', b'"eta": {"__type__":"datetime","__value__":1}'),
-    "a million keys": lambda: json.dumps({str(n): n for n in range(1_000_000)}).encode(),
+    "a million keys": lambda: json.dumps(_million()).encode(),
     **{
         f"just {value!r}": (lambda value=value: json.dumps(value).encode())
         for value in (*_ODD, {}, [], {"body": 1}, {"properties": {}}, {"properties": None})
