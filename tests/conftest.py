@@ -23,6 +23,7 @@ from celery_batch.errors import ConfigurationError
 from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from celery_batch.serialization.typed_json import register_types
 from tests.seeds import SEED, VARIABLE
+from tests.services.place import Place, Places, entered
 from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server
 from tests.services.shop import ROOT, Shop, Worker, emptied, open_shop
 
@@ -212,6 +213,64 @@ def rabbit_shop(
 def each_shop(request: pytest.FixtureRequest) -> Shop:
     """The tests' app on each of the brokers in turn."""
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module")
+def lasting_redis(redis_server: RedisServer) -> Iterator[RedisServer]:
+    """A Redis that no test of the module makes empty."""
+    assert redis_server.child.exit_code is None  # Redis is installed
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def redis_places(
+    request: pytest.FixtureRequest,
+    lasting_redis: RedisServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Places]:
+    """Workers on Redis of the app in the module's ``MODULE``, which go on to its last test."""
+    folder, app = tmp_path_factory.mktemp("redis"), _app_of(request)
+    with Places("redis", lasting_redis.url, lasting_redis, folder, app) as places:
+        yield places
+
+
+@pytest.fixture(scope="module")
+def rabbitmq_places(
+    request: pytest.FixtureRequest,
+    lasting_redis: RedisServer,
+    rabbitmq_server: RabbitMQServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Places]:
+    """The same on RabbitMQ, with their results in Redis."""
+    folder, app = tmp_path_factory.mktemp("rabbitmq"), _app_of(request)
+    with Places("rabbitmq", rabbitmq_server.url, lasting_redis, folder, app) as places:
+        yield places
+
+
+def _app_of(request: pytest.FixtureRequest) -> str:
+    app: str = getattr(request.module, "MODULE", "tests.services.tasks")
+    return app
+
+
+@pytest.fixture
+def redis_place(redis_places: Places) -> Iterator[Place]:
+    """The tests' app on Redis with a worker of one process, which harmless tests share."""
+    with entered(redis_places.find()) as place:
+        yield place
+
+
+@pytest.fixture
+def rabbitmq_place(rabbitmq_places: Places) -> Iterator[Place]:
+    """The same on RabbitMQ."""
+    with entered(rabbitmq_places.find()) as place:
+        yield place
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def each_place(request: pytest.FixtureRequest) -> Place:
+    """The same on each of the brokers in turn."""
+    return request.getfixturevalue(f"{request.param}_place")
 
 
 @pytest.fixture

@@ -11,31 +11,25 @@ from celery.exceptions import TaskRevokedError
 
 from celery_batch import OutOfMemory, PoisonItem
 from tests.conftest import Shop
+from tests.services.place import Place
 
 
-@pytest.fixture
-def busy(each_shop: Shop) -> Shop:
-    """The shop on each broker, with a prefork worker of one process."""
-    each_shop.worker("-c", "1")
-    return each_shop
-
-
-def sizes(shop: Shop, kind: str) -> list[int]:
+def sizes(shop: Shop | Place, kind: str) -> list[int]:
     """Return the sizes of the batches that a task has seen, in order."""
     return [len(fact["items"]) for fact in shop.recall(kind)]
 
 
 @pytest.mark.parametrize("way", ["exit", "kill", "leave"])
-def test_item_that_takes_its_process_down_fails_alone(busy: Shop, way: str):
+def test_item_that_takes_its_process_down_fails_alone(each_place: Place, way: str):
     """Innocents of a dead process are answered; the culprit is poison after the second loss."""
-    results = [busy.deadly.delay(word) for word in ("a", "b", way, "c")]
+    results = [each_place.deadly.delay(word) for word in ("a", "b", way, "c")]
 
     assert ["A", "B", "C"] == [results[i].get(timeout=60) for i in (0, 1, 3)]
     with pytest.raises(PoisonItem, match="took down the process that ran it 2 times"):
         results[2].get(timeout=60)
 
-    assert "NEXT" == busy.deadly.delay("next").get(timeout=30)
-    assert 2 == sum(way in fact["items"] for fact in busy.recall("deadly"))
+    assert "NEXT" == each_place.deadly.delay("next").get(timeout=30)
+    assert 2 == sum(way in fact["items"] for fact in each_place.recall("deadly"))
 
 
 @pytest.mark.parametrize("pool", ["solo", "threads"])
@@ -73,22 +67,22 @@ def test_early_acknowledged_batch_is_not_run_again(shop: Shop):
     assert [2] == sizes(shop, "deadly")
 
 
-def test_broken_device_costs_a_process_and_nobody_else(busy: Shop):
+def test_broken_device_costs_a_process_and_nobody_else(each_place: Place):
     """After a CUDA error the process is replaced; the culprit gets it, the others answers."""
-    results = [busy.deadly.delay(word) for word in ("a", "cuda", "b")]
+    results = [each_place.deadly.delay(word) for word in ("a", "cuda", "b")]
 
     assert ["A", "B"] == [results[i].get(timeout=60) for i in (0, 2)]
     with pytest.raises(RuntimeError, match="device-side assert"):
         results[1].get(timeout=60)
 
-    pids = {fact["pid"] for fact in busy.recall("deadly")}
+    pids = {fact["pid"] for fact in each_place.recall("deadly")}
     assert 3 <= len(pids)
 
 
-def test_batch_over_its_hard_limit(busy: Shop):
+def test_batch_over_its_hard_limit(each_place: Place):
     """The item that takes too long fails within limit + 5 s; its neighbours are answered."""
     began = time.monotonic()
-    results = [busy.sluggish.apply_async((s,), time_limit=2.0) for s in (0, 30, 0)]
+    results = [each_place.sluggish.apply_async((s,), time_limit=2.0) for s in (0, 30, 0)]
 
     assert [0, 0] == [results[i].get(timeout=60) for i in (0, 2)]
     with pytest.raises(TimeLimitExceeded, match=r"2\.0"):
@@ -96,14 +90,14 @@ def test_batch_over_its_hard_limit(busy: Shop):
     assert time.monotonic() - began < 2.0 + 5.0 + 15.0  # the last for a loaded machine
 
 
-def test_batch_over_its_soft_limit(busy: Shop):
+def test_batch_over_its_soft_limit(each_place: Place):
     """The soft limit of a batch is no neighbour's error, and the process lives on."""
-    results = [busy.sluggish.apply_async((s,), soft_time_limit=1.0) for s in (0, 30, 0)]
+    results = [each_place.sluggish.apply_async((s,), soft_time_limit=1.0) for s in (0, 30, 0)]
 
     assert [0, 0] == [results[i].get(timeout=60) for i in (0, 2)]
     with pytest.raises(SoftTimeLimitExceeded):
         results[1].get(timeout=60)
-    assert 1 == len({fact["pid"] for fact in busy.recall("sluggish")})
+    assert 1 == len({fact["pid"] for fact in each_place.recall("sluggish")})
 
 
 def test_batch_beyond_the_memory_is_split_and_remembered(shop: Shop):
@@ -125,30 +119,30 @@ def test_batch_beyond_the_memory_is_split_and_remembered(shop: Shop):
     assert worker.status()["shop.hungry"]["safe_size"] <= 4
 
 
-def test_function_with_side_effects_sees_no_item_twice(busy: Shop):
+def test_function_with_side_effects_sees_no_item_twice(each_place: Place):
     """With isolate_failures=False a bad item's error is everybody's."""
-    results = [busy.once.delay(word) for word in ("a", "bad", "b")]
+    results = [each_place.once.delay(word) for word in ("a", "bad", "b")]
     for result in results:
         with pytest.raises(ValueError, match="cannot digest it"):
             result.get(timeout=60)
 
-    assert [3] == sizes(busy, "once")
+    assert [3] == sizes(each_place, "once")
 
 
-def test_terminated_request_spares_its_neighbours(busy: Shop):
+def test_terminated_request_spares_its_neighbours(each_place: Place):
     """revoke(terminate=True) ends that request at once; the batch, and its process, go on."""
-    results = [busy.sluggish.delay(s) for s in (0.5, 1.0, 0.5)]
-    running(busy, "sluggish")
-    busy.app.control.revoke(results[1].id, terminate=True)
+    results = [each_place.sluggish.delay(s) for s in (0.5, 1.0, 0.5)]
+    running(each_place, "sluggish")
+    each_place.app.control.revoke(results[1].id, terminate=True)
     with pytest.raises(TaskRevokedError, match="terminated"):
         results[1].get(timeout=30)
 
     assert [0.5, 0.5] == [results[i].get(timeout=60) for i in (0, 2)]
     assert "REVOKED" == results[1].state
-    assert 1 == len(sizes(busy, "sluggish"))
+    assert 1 == len(sizes(each_place, "sluggish"))
 
 
-def running(shop: Shop, kind: str) -> None:
+def running(shop: Place, kind: str) -> None:
     """Return when a task has begun a batch."""
     for _ in patience():
         if shop.recall(kind):

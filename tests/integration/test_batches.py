@@ -18,11 +18,12 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from celery_batch import ConfigurationError
 from celery_batch.batches import Batches, SimpleRequest
-from tests.services.place import SOON, eventually
+from tests.services.place import SOON, Place, eventually
 from tests.services.shop import Shop, open_shop
 
 MODULE = "tests.services.requests_app"
 POOLS = [("-c", "1"), ("-c", "2"), ("-P", "solo"), ("-P", "threads", "-c", "2")]
+_THOROUGH = pytest.mark.thorough("solo and threads over RabbitMQ")
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])
@@ -40,7 +41,20 @@ def get_all(results: list[Any]) -> list[Any]:
     return [result.get(timeout=SOON, propagate=False) for result in results]
 
 
-@pytest.mark.parametrize("pool", POOLS, ids="".join)
+@pytest.mark.parametrize(
+    ("shop", "pool"),
+    [
+        pytest.param(
+            broker,
+            pool,
+            id=f"{broker}-{''.join(pool)}",
+            marks=_THOROUGH if broker == "rabbitmq" and "-P" in pool else (),
+        )
+        for broker in ("redis", "rabbitmq")
+        for pool in POOLS
+    ],
+    indirect=["shop"],
+)
 def test_requests_run_in_batches_and_none_is_left_waiting(shop: Shop, pool: tuple[str, ...]):
     """Of any arguments; a batch that raises fails those whose results it has not stored."""
     shop.worker(*pool)
@@ -69,39 +83,37 @@ def test_signals_are_sent_once_a_batch(shop: Shop):
     assert {"received": 8, "prerun": 2, "postrun": 2, "success": 1, "failure": 1} == found
 
 
-def test_a_request_knows_its_message(shop: Shop):
+def test_a_request_knows_its_message(each_place: Place):
     """What celery-batches documents is there."""
-    worker = shop.worker("-c", "1")
-    known = shop.facts.delay(1, two=[2]).get(timeout=SOON)
+    worker = each_place.worker
+    known = each_place.facts.delay(1, two=[2]).get(timeout=SOON)
 
     assert {
         "name": "r.facts",
         "args": [1],
         "kwargs": {"two": [2]},
         "hostname": worker.name,
-        "routing_key": "celery",
+        "routing_key": each_place.app.conf.task_default_queue,
         "task": "r.facts",
         "ignore_result": False,
         "current": "r.facts",
     } == known
 
 
-def test_a_request_may_be_sent_again_under_its_id(shop: Shop):
+def test_a_request_may_be_sent_again_under_its_id(each_place: Place):
     """Then it has not failed, though the batch raised."""
-    shop.worker("-c", "1")
-    results = [shop.again.delay(n) for n in range(4)]
+    results = [each_place.again.delay(n) for n in range(4)]
 
     assert [1, 1, 3, 3] == get_all(results)
 
 
 @pytest.mark.parametrize("what", ["unread", "unpickled"])
-def test_an_error_that_no_pickle_brings_back_harms_nobody(shop: Shop, what: str):
+def test_an_error_that_no_pickle_brings_back_harms_nobody(each_place: Place, what: str):
     """Callers get an error with its text, and the worker goes on."""
-    shop.worker("-c", "1")
-    answers = get_all([shop.odd.delay(what) for _ in range(4)])
+    answers = get_all([each_place.odd.delay(what) for _ in range(4)])
 
     assert all(isinstance(each, Exception) for each in answers)
-    assert 3 == shop.total.delay(3).get(timeout=SOON)
+    assert 3 == each_place.total.delay(3).get(timeout=SOON)
 
 
 def test_what_other_threads_store_counts(shop: Shop):
@@ -115,68 +127,65 @@ def test_what_other_threads_store_counts(shop: Shop):
 
 
 @pytest.mark.parametrize("what", ["reject", "ignore"])
-def test_messages_may_be_rejected_or_ignored(shop: Shop, what: str):
+def test_messages_may_be_rejected_or_ignored(each_place: Place, what: str):
     """No message comes again; since Celery 5.7 a rejected one has a failure."""
-    worker = shop.worker("-c", "1")
-    results = [shop.rejects.delay(what) for _ in range(4)]
-    eventually(lambda: shop.recall("rejects"), "a batch")
+    worker = each_place.worker
+    results = [each_place.rejects.delay(what) for _ in range(4)]
+    eventually(lambda: each_place.recall("rejects"), "a batch")
     eventually(lambda: not worker.status()["r.rejects"]["running"], "its end")
 
-    assert 3 == shop.total.delay(3).get(timeout=SOON)
-    assert 1 == len(shop.recall("rejects"))
+    assert 3 == each_place.total.delay(3).get(timeout=SOON)
+    assert 1 == len(each_place.recall("rejects"))
     if what == "ignore":
         assert [states.PENDING] * 4 == [each.state for each in results]
 
 
-def test_calls_that_want_no_result_store_none(shop: Shop):
+def test_calls_that_want_no_result_store_none(each_place: Place):
     """No failure either."""
-    worker = shop.worker("-c", "1")
-    results = [shop.ignored.delay(n) for n in range(4)]
-    eventually(lambda: shop.recall("ignored"), "a batch")
+    worker = each_place.worker
+    results = [each_place.ignored.delay(n) for n in range(4)]
+    eventually(lambda: each_place.recall("ignored"), "a batch")
     eventually(lambda: not worker.status()["r.ignored"]["running"], "its end")
 
-    assert [states.PENDING] * 4 == [shop.app.AsyncResult(each.id).state for each in results]
+    assert [states.PENDING] * 4 == [each_place.app.AsyncResult(each.id).state for each in results]
 
 
 @pytest.mark.parametrize("name", ["total", "marks"])
-def test_tasks_that_follow_a_failure_are_called(shop: Shop, name: str):
+def test_tasks_that_follow_a_failure_are_called(each_place: Place, name: str):
     """Once for each call that failed, whoever marked it."""
-    shop.worker("-c", "1")
-    task, failing = getattr(shop, name), 13 if name == "total" else 1
-    calls = [task.s(failing).on_error(shop.note_error.s()) for _ in range(4)]
+    task, failing = getattr(each_place, name), 13 if name == "total" else 1
+    calls = [task.s(failing).on_error(each_place.note_error.s()) for _ in range(4)]
     results = [each.apply_async() for each in calls]
     assert all(isinstance(each, Exception) for each in get_all(results))
-    eventually(lambda: len(shop.recall("errback")) >= 4, "errbacks")
+    eventually(lambda: len(each_place.recall("errback")) >= 4, "errbacks")
 
     assert sorted(each.id for each in results) == sorted(
-        each["id"] for each in shop.recall("errback")
+        each["id"] for each in each_place.recall("errback")
     )
 
 
-def test_callers_are_notified(shop: Shop):
+def test_callers_are_notified(each_place: Place):
     """They need not ask the result backend."""
-    shop.worker("-c", "1")
-    with shop.app.backend.client.pubsub() as listener:
+    with each_place.app.backend.client.pubsub() as listener:
         listener.psubscribe("*")
-        result = shop.total.delay(1)
+        assert "psubscribe" == listener.get_message(timeout=SOON)["type"]
+        result = each_place.total.delay(1)
+
+        def is_told() -> bool:
+            message = listener.get_message(timeout=1)
+            return bool(message) and result.id.encode() in bytes(message["data"])
+
+        eventually(is_told, "a message about the result")
         assert 1 == result.get(timeout=SOON)
-        seen = [listener.get_message(timeout=1) for _ in range(8)]
-
-    assert any(
-        each and str(result.id).encode() in bytes(each["data"])
-        for each in seen[1:]
-        if each and isinstance(each["data"], bytes)
-    )
 
 
-def test_a_time_limit_fails_what_is_not_stored(shop: Shop):
+def test_a_time_limit_fails_what_is_not_stored(each_place: Place):
     """It interrupts the function, and what that has stored stays."""
-    shop.worker("-c", "1")
-    answers = get_all([shop.slow.delay(n) for n in range(3)])
+    answers = get_all([each_place.slow.delay(n) for n in range(3)])
 
     assert "first" == answers[0]
     assert [SoftTimeLimitExceeded] * 2 == [type(each) for each in answers[1:]]
-    assert 3 == shop.total.delay(3).get(timeout=SOON)
+    assert 3 == each_place.total.delay(3).get(timeout=SOON)
 
 
 def test_a_lost_process_costs_no_request_that_is_acknowledged_late(shop: Shop):
@@ -186,35 +195,34 @@ def test_a_lost_process_costs_no_request_that_is_acknowledged_late(shop: Shop):
     assert [1, 9, 2, 3] == get_all([shop.late.delay(n) for n in (1, 9, 2, 3)])
 
 
-def test_revoked_and_expired_requests_are_not_in_a_batch(shop: Shop):
+def test_revoked_and_expired_requests_are_not_in_a_batch(each_place: Place):
     """Their callers are told; the others run."""
-    worker = shop.worker("-c", "1")
-    shop.app.control.revoke("unwanted")
+    worker = each_place.worker
+    each_place.app.control.revoke("unwanted")
     eventually(lambda: "unwanted" in worker.ask("revoked"), "a revoked id")
-    unwanted = [shop.total.apply_async((100,), task_id="unwanted")]
-    if not shop.url.startswith("amqp"):  # RabbitMQ drops them itself, and nobody is told
-        unwanted.append(shop.total.apply_async((200,), expires=0.0001))
-    kept = shop.total.delay(1)
+    unwanted = [each_place.total.apply_async((100,), task_id="unwanted")]
+    if not each_place.url.startswith("amqp"):  # RabbitMQ drops them itself, and nobody is told
+        unwanted.append(each_place.total.apply_async((200,), expires=0.0001))
+    kept = each_place.total.delay(1)
 
     assert 1 == kept.get(timeout=SOON)
     assert {TaskRevokedError} == {type(each) for each in get_all(unwanted)}
 
 
-def test_nothing_runs_before_its_eta(shop: Shop):
+def test_nothing_runs_before_its_eta(each_place: Place):
     """It joins a batch then."""
-    shop.worker("-c", "1")
     began = time.monotonic()
-    result = shop.total.apply_async((1,), countdown=1.0)
+    result = each_place.total.apply_async((1,), countdown=1.0)
 
     assert 1 == result.get(timeout=SOON)
     assert time.monotonic() - began >= 1.0
 
 
-def test_a_success_that_stores_nothing_has_no_result(shop: Shop):
+def test_a_success_that_stores_nothing_has_no_result(each_place: Place):
     """As in celery-batches; the message is acknowledged."""
-    worker = shop.worker("-c", "1")
-    results = [shop.silent.delay(n) for n in range(4)]
-    eventually(lambda: shop.recall("silent"), "a batch")
+    worker = each_place.worker
+    results = [each_place.silent.delay(n) for n in range(4)]
+    eventually(lambda: each_place.recall("silent"), "a batch")
     with pytest.raises(CeleryTimeoutError):
         results[0].get(timeout=0.2)
     eventually(lambda: not worker.status()["r.silent"]["running"], "the end of the batch")
@@ -257,24 +265,22 @@ def test_events_are_sent_for_each_request(shop: Shop):
     assert totals | {"1", "3", "5", "7"} == shown
 
 
-def test_a_chord_ends_with_marked_results(shop: Shop):
+def test_a_chord_ends_with_marked_results(each_place: Place):
     """`mark_as_done` counts for the chord of a request."""
-    shop.worker("-c", "1")
-    result = chord([shop.total.s(n) for n in (1, 2, 3, 4)])(shop.collect.s())
+    result = chord([each_place.total.s(n) for n in (1, 2, 3, 4)])(each_place.collect.s())
 
     assert 40 == result.get(timeout=SOON)
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_messages_are_acknowledged_when_the_task_says(shop: Shop, is_late: bool):  # noqa: FBT001
+def test_messages_are_acknowledged_when_the_task_says(each_place: Place, is_late: bool):  # noqa: FBT001
     """Before the batch runs unless `acks_late` is set; by the methods of a class of its own."""
-    shop.worker("-c", "1")
-    task = shop.watched_late if is_late else shop.watched
+    task = each_place.watched_late if is_late else each_place.watched
     results = [task.delay(n) for n in range(4)]
     acknowledged = get_all(results)
 
     assert [[] if is_late else sorted(each.id for each in results)] * 4 == acknowledged
-    eventually(lambda: len(shop.recall("ack")) == 4, "acknowledgements")
+    eventually(lambda: len(each_place.recall("ack")) == 4, "acknowledgements")
 
 
 def test_eager_calls_are_batches_of_one():

@@ -7,19 +7,16 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from tests.conftest import Shop
-from tests.services.place import eventually
+from tests.services.place import Place, eventually
 
 SOON = {"timeout": 30}
 
 
-def test_a_deadline_and_headers_come_to_the_task(each_shop: Shop):
+def test_a_deadline_and_headers_come_to_the_task(each_place: Place):
     """The task sees a call's own headers and its deadline where Celery has them."""
-    shop = each_shop
-    shop.worker("-c", "1")
     until = datetime.now(UTC) + timedelta(seconds=60)
     options = {"expires": until, "headers": {"request_id": "a", "tenant": {"name": "b"}}}
-    answers = [shop.about.apply_async((n,), **options).get(**SOON) for n in range(3)]
+    answers = [each_place.about.apply_async((n,), **options).get(**SOON) for n in range(3)]
 
     assert ["a"] * 3 == [request_id for request_id, _, _ in answers]
     assert [("a", {"name": "b"})] * 3 == [
@@ -28,10 +25,9 @@ def test_a_deadline_and_headers_come_to_the_task(each_shop: Shop):
     assert [until.isoformat()] * 3 == [expires for _, _, expires in answers]
 
 
-def test_who_expires_behind_a_running_batch_never_runs(each_shop: Shop):
+def test_who_expires_behind_a_running_batch_never_runs(each_place: Place):
     """A batch that lies ready in the pool process loses who expires there, and runs without."""
-    shop = each_shop
-    shop.worker("-c", "1")
+    shop = each_place
     assert 0 == shop.sluggish.delay(0).get(**SOON)
     running = shop.sluggish.delay(1.5)
     eventually(lambda: len(shop.recall("sluggish")) > 1, "a batch that runs")

@@ -8,24 +8,18 @@ import pytest
 from kombu.exceptions import EncodeError
 
 from celery_batch import ConfigurationError, WrongResultCount
+from tests.services.place import Place
 from tests.services.shop import Shop, open_shop
 
 
-@pytest.fixture
-def counter(shop: Shop) -> Shop:
-    """The shop with a worker that serves its default queue."""
-    shop.worker("-c", "1")
-    return shop
-
-
-def together(shop: Shop, *words: str) -> list:
+def together(shop: Place, *words: str) -> list:
     """Send words that share a batch, the first of them in front; return their results."""
     return list(shop.odd.delay_many(words))
 
 
-def test_exception_instance_fails_its_own_item(counter: Shop):
+def test_exception_instance_fails_its_own_item(redis_place: Place):
     """An exception in the model's list is that item's error; its neighbours succeed."""
-    good, bad, fine = together(counter, "good", "bad", "fine")
+    good, bad, fine = together(redis_place, "good", "bad", "fine")
 
     assert "GOOD" == good.get(timeout=30)
     with pytest.raises(ValueError, match="a bad item"):
@@ -33,41 +27,41 @@ def test_exception_instance_fails_its_own_item(counter: Shop):
     assert "FINE" == fine.get(timeout=30)
 
 
-def test_exception_is_its_own_item_s(counter: Shop):
+def test_exception_is_its_own_item_s(redis_place: Place):
     """What the model raises is what the bad item's caller gets; the others get their answers."""
-    bad, *good = together(counter, "raise", "a", "b")
+    bad, *good = together(redis_place, "raise", "a", "b")
 
     assert ["A", "B"] == [result.get(timeout=30) for result in good]
     with pytest.raises(RuntimeError, match="the model broke"):
         bad.get(timeout=30)
 
 
-def test_traceback_points_into_the_model(counter: Shop):
+def test_traceback_points_into_the_model(redis_place: Place):
     """A bad item's traceback shows where the model raised, once."""
-    bad, *_ = together(counter, "raise", "a", "b", "c")
+    bad, *_ = together(redis_place, "raise", "a", "b", "c")
     bad.get(timeout=30, propagate=False)
 
     assert "the model broke" in bad.traceback
     assert 1 == bad.traceback.count("in odd")
 
 
-def test_wrong_number_of_outputs_is_an_error_for_all(counter: Shop):
+def test_wrong_number_of_outputs_is_an_error_for_all(redis_place: Place):
     """A list of another length is never cut to fit."""
-    results = together(counter, "short", "a", "b")
+    results = together(redis_place, "short", "a", "b")
     for result in results:
         with pytest.raises(WrongResultCount, match=r"shop\.odd returned \d outputs for a batch"):
             result.get(timeout=30)
 
 
-def test_returning_nothing_is_explained(counter: Shop):
+def test_returning_nothing_is_explained(redis_place: Place):
     """A forgotten return statement gets a message that says so."""
     with pytest.raises(WrongResultCount, match=r"shop\.odd returned None for a batch of 1"):
-        counter.odd.delay("none").get(timeout=30)
+        redis_place.odd.delay("none").get(timeout=30)
 
 
-def test_unserialisable_output_fails_its_own_item(counter: Shop):
+def test_unserialisable_output_fails_its_own_item(redis_place: Place):
     """An output that cannot be stored fails its item, not its neighbours."""
-    good, odd = together(counter, "good", "unserialisable")
+    good, odd = together(redis_place, "good", "unserialisable")
 
     assert "GOOD" == good.get(timeout=30)
     with pytest.raises(EncodeError):
@@ -81,9 +75,9 @@ def test_unserialisable_output_fails_its_own_item(counter: Shop):
         ("masked", r"numpy\.MaskedArray at \['of'\]\[0\].*\.filled\(\)"),
     ],
 )
-def test_an_array_as_output_says_what_to_return(counter: Shop, kind: str, error: str):
+def test_an_array_as_output_says_what_to_return(redis_place: Place, kind: str, error: str):
     """Who returns an array hears which it is, where it stands, and what can be stored."""
-    results = together(counter, "good", kind, kind)
+    results = together(redis_place, "good", kind, kind)
 
     assert "GOOD" == results[0].get(timeout=30)
     for result in results[1:]:
@@ -119,10 +113,10 @@ def test_the_text_of_an_output_is_made_where_somebody_reads_it(
     assert texts == shop.shown.delay(8).get(timeout=30)
 
 
-def test_wrong_arguments_fail_their_own_item(counter: Shop):
+def test_wrong_arguments_fail_their_own_item(redis_place: Place):
     """A call that does not fit the signature fails alone, also from a client without checks."""
-    fine = counter.join.delay("a", "b")
-    wrong = counter.app.send_task("shop.join", ("a", "b", "c", "d"))
+    fine = redis_place.join.delay("a", "b")
+    wrong = redis_place.app.send_task("shop.join", ("a", "b", "c", "d"))
 
     assert "a-b" == fine.get(timeout=30)
     with pytest.raises(TypeError, match="too many positional arguments"):
@@ -130,39 +124,40 @@ def test_wrong_arguments_fail_their_own_item(counter: Shop):
 
 
 @pytest.mark.parametrize("first", ["batch", "item"])
-def test_retry_is_for_every_item_of_the_batch(counter: Shop, first: str):
+def test_retry_is_for_every_item_of_the_batch(redis_place: Place, first: str):
     """``self.retry`` in a batch function, or a Retry as an output, leaves nobody behind."""
-    results = counter.again.delay_many([first, "b", "c"])  # in one write, for one batch
+    results = redis_place.again.delay_many([first, "b", "c"])  # in one write, for one batch
 
     assert [first, "b", "c"] == [result.get(timeout=30) for result in results]
-    assert 6 == len(counter.recall("again"))
+    assert 6 == len(redis_place.recall("again"))
 
 
-def test_exhausted_retries_end_in_the_error(counter: Shop):
+def test_exhausted_retries_end_in_the_error(redis_place: Place):
     """An item that may not be tried again fails with the error that asked for it."""
-    results = [counter.again.delay(item) for item in ("never", "b")]
+    results = [redis_place.again.delay(item) for item in ("never", "b")]
     for result in results:
         with pytest.raises(KeyError, match="gave up"):
             result.get(timeout=30)
 
 
-def test_replace_in_a_batch_function_is_refused(counter: Shop):
+def test_replace_in_a_batch_function_is_refused(redis_place: Place):
     """What would answer one request and lose the others is an error for all."""
-    results = [counter.again.delay(item) for item in ("replace", "b")]
+    results = [redis_place.again.delay(item) for item in ("replace", "b")]
     for result in results:
         with pytest.raises(ConfigurationError, match="replace\\(\\) replaces one request"):
             result.get(timeout=30)
 
 
-def test_revoked_and_expired_requests_never_reach_the_model(counter: Shop):
+def test_revoked_and_expired_requests_never_reach_the_model(redis_place: Place):
     """What nobody wants any more is announced as revoked and not run."""
-    head = [counter.slow.delay(n) for n in range(32)]
-    unwanted = [counter.slow.delay(n) for n in (100, 101)]
-    stale = counter.slow.apply_async((102,), expires=0.05)
-    counter.app.control.revoke([result.id for result in unwanted])
+    head = [redis_place.sluggish.delay(2.0)]  # all others wait for it
+    head += [redis_place.slow.delay(n) for n in range(32)]
+    unwanted = [redis_place.slow.delay(n) for n in (100, 101)]
+    stale = redis_place.slow.apply_async((102,), expires=0.05)
+    redis_place.app.control.revoke([result.id for result in unwanted])
     for result in [*head, *unwanted, stale]:
         result.get(timeout=30, propagate=False)
-    ran = [n for fact in counter.recall("slow") for n in fact["items"]]
+    ran = [n for fact in redis_place.recall("slow") for n in fact["items"]]
 
     assert ["REVOKED"] * 3 == [result.state for result in [*unwanted, stale]]
     assert set(ran).isdisjoint({100, 101, 102})

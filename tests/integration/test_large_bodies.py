@@ -11,7 +11,7 @@ from kombu import Connection
 from celery_batch import InvalidChunk, MessageRefused
 from celery_batch.protocol import ROWS
 from tests.services.hostile import encoded, post, valid
-from tests.services.place import eventually
+from tests.services.place import Place, eventually
 from tests.services.shop import Shop
 
 #: A list of it is a body of more than a megabyte.
@@ -99,34 +99,31 @@ def test_large_bodies_that_are_malformed_are_refused_on_any_pool(shop: Shop, poo
         eventually(lambda: not client.hlen("unacked"), "nothing unacknowledged")
 
 
-def test_large_chunks_are_counted_by_their_header(each_shop: Shop):
+def test_large_chunks_are_counted_by_their_header(each_place: Place):
     """A chunk has the rows that its header says, and fails where its body has others."""
-    each_shop.worker("-c", "1")
-    rows = list(range(40_000))
-    chunk = each_shop.double.delay_rows(rows)
-    wrong = each_shop.double.apply_async((rows,), headers={ROWS: 5})
+    rows = [f"{n:2000}" for n in range(200)]
+    chunk = each_place.double.delay_rows(rows)
+    wrong = each_place.double.apply_async((rows,), headers={ROWS: 5})
 
     assert [2 * row for row in rows] == chunk.get(timeout=60)
     with pytest.raises(InvalidChunk, match="must have 5 rows"):
         wrong.get(timeout=60)
 
 
-def test_a_large_part_of_a_chord_that_is_revoked_fails_the_chord(shop: Shop):
+def test_a_large_part_of_a_chord_that_is_revoked_fails_the_chord(redis_place: Place):
     """What is embedded beside large arguments is known when its end comes without the model."""
-    shop.worker("-c", "1")
-    late = shop.double.s(LARGE).set(expires=-1)
-    result = chord([shop.double.s(1), late])(shop.total.s())
+    late = redis_place.double.s(LARGE).set(expires=-1)
+    result = chord([redis_place.double.s(1), late])(redis_place.total.s())
 
     with pytest.raises(Exception, match="expired"):
         result.get(timeout=60)
 
 
-def test_large_messages_of_the_older_protocol_run(each_shop: Shop):
+def test_large_messages_of_the_older_protocol_run(each_place: Place):
     """There the body says what task it is for."""
-    each_shop.worker("-c", "1")
-    app = each_shop.app
-    message = app.amqp.as_task_v1("older", "shop.double", args=(LARGE,))
+    app, task_id = each_place.app, each_place.unique("older")
+    message = app.amqp.as_task_v1(task_id, "shop.double", args=(LARGE,))
     with app.producer_or_acquire() as producer:
         app.amqp.send_task_message(producer, "shop.double", message)
 
-    assert LARGE * 2 == app.AsyncResult("older").get(timeout=60)
+    assert LARGE * 2 == app.AsyncResult(task_id).get(timeout=60)

@@ -15,18 +15,21 @@ from celery_batch.client.results.listener import listener_for
 from celery_batch.client.results.result import BatchResult
 from celery_batch.processes.managed_process import wait_until
 from tests.conftest import Shop
+from tests.services.place import Place
 
 SOON = 60.0
 
 
-@pytest.fixture(params=[{}, {"batch_bulk": False}], ids=["bulk", "one by one"])
-def busy_shop(each_shop: Shop, request: pytest.FixtureRequest) -> Shop:
-    """A shop with a worker that stores in bulk, or singly."""
-    each_shop.worker("-c", "1", conf=request.param)
-    return each_shop
+@pytest.fixture(params=["redis_place", "rabbitmq_place", "shop", "rabbit_shop"])
+def busy_shop(request: pytest.FixtureRequest) -> Shop | Place:
+    """A worker that stores in bulk, or a shop with one that stores singly, on each broker."""
+    shop = request.getfixturevalue(request.param)
+    if isinstance(shop, Shop):
+        shop.worker("-c", "1", conf={"batch_bulk": False})
+    return shop
 
 
-def channels(shop: Shop) -> set[str]:
+def channels(shop: Place) -> set[str]:
     """Return who listens to what on the results' Redis."""
     with shop.memory() as client:
         names = {name.decode() for name in client.pubsub_channels("celery*")}
@@ -61,20 +64,19 @@ def test_all_that_one_can_ask(busy_shop: Shop):
     assert [2 * n for n in range(40)] == threads == asyncio.run(awaited())
 
 
-def test_one_channel_is_enough(shop: Shop):
+def test_one_channel_is_enough(redis_place: Place):
     """What is asked of batch tasks subscribes to nothing but the process' own channel."""
-    shop.worker("-c", "1")
-    shop.double.delay(0).get(timeout=SOON)
-    own = {listener_for(shop.app).channel}
-    others = channels(shop) - own  # of other apps that this process has had
-    results = [shop.double.delay(n) for n in range(20)]
-    results += shop.double.delay_many(range(20))
-    members = group(shop.double.s(n) for n in range(20)).apply_async()
-    listening = channels(shop)
+    redis_place.double.delay(0).get(timeout=SOON)
+    own = {listener_for(redis_place.app).channel}
+    others = channels(redis_place) - own  # of other apps that this process has had
+    results = [redis_place.double.delay(n) for n in range(20)]
+    results += redis_place.double.delay_many(range(20))
+    members = group(redis_place.double.s(n) for n in range(20)).apply_async()
+    listening = channels(redis_place)
     [result.get(timeout=SOON) for result in results]
     members.get(timeout=SOON)
 
-    assert own == listening - others == channels(shop) - others
+    assert own == listening - others == channels(redis_place) - others
 
 
 def test_errors_are_celery_s(busy_shop: Shop):
@@ -94,12 +96,11 @@ def test_errors_are_celery_s(busy_shop: Shop):
     assert ("TaskRevokedError", "REVOKED") == (type(error).__name__, revoked.state)
 
 
-def test_stock_client_and_ours_hear_of_one_task(shop: Shop):
+def test_stock_client_and_ours_hear_of_one_task(redis_place: Place):
     """Celery's own result, waiting for the same task, is told as ever."""
-    shop.worker("-c", "1")
-    ours = shop.slow.delay(3)
+    ours = redis_place.slow.delay(3)
     with ThreadPoolExecutor(1) as pool:
-        theirs = pool.submit(AsyncResult(ours.id, app=shop.app).get, timeout=SOON)
+        theirs = pool.submit(AsyncResult(ours.id, app=redis_place.app).get, timeout=SOON)
 
         assert (3, 3) == (ours.get(timeout=SOON), theirs.result())
 
@@ -139,11 +140,10 @@ def test_worker_that_is_killed_costs_no_answer(shop: Shop):
         assert list(range(60)) == [answer.result() for answer in answers]
 
 
-def test_connection_of_the_listener_is_cut_under_load(shop: Shop):
+def test_connection_of_the_listener_is_cut_under_load(redis_place: Place):
     """However often the listener's connection is cut, all results come."""
-    shop.worker("-c", "1")
-    with shop.memory() as client, ThreadPoolExecutor(4) as pool:
-        results = [shop.slow.delay(n) for n in range(40)]
+    with redis_place.memory() as client, ThreadPoolExecutor(4) as pool:
+        results = [redis_place.slow.delay(n) for n in range(40)]
         answers = [pool.submit(result.get, SOON) for result in results]
         for n in (5, 15, 25):
             wait_until(

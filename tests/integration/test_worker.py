@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Shop
+from tests.services.place import Place
 
 POOLS = [("-c", "1"), ("-c", "2"), ("-P", "solo"), ("-P", "threads", "-c", "2")]
 
@@ -19,6 +20,7 @@ import json, sys
 from celery import Celery
 url = sys.argv[1]
 app = Celery("client", broker=url, backend=url)
+app.conf.task_default_queue = sys.argv[2]
 results = [app.send_task("shop.double", (n,)) for n in range(40)]
 print(json.dumps([result.get(timeout=30) for result in results]))
 """
@@ -41,11 +43,11 @@ def test_items_are_answered_one_by_one_and_run_together(shop: Shop, options: tup
     assert len(batches) < 50
 
 
-def test_stock_client_needs_nothing_of_ours(shop: Shop):
+def test_stock_client_needs_nothing_of_ours(redis_place: Place):
     """A plain Celery client in another process sends tasks and gets their results."""
-    shop.worker("-c", "1")
+    queue = redis_place.app.conf.task_default_queue
     done = subprocess.run(
-        [sys.executable, "-c", STOCK_CLIENT, shop.url],
+        [sys.executable, "-c", STOCK_CLIENT, redis_place.url, queue],
         capture_output=True,
         text=True,
         check=True,
@@ -55,11 +57,10 @@ def test_stock_client_needs_nothing_of_ours(shop: Shop):
     assert [2 * n for n in range(40)] == json.loads(done.stdout)
 
 
-def test_ordinary_task_works_as_ever(shop: Shop):
+def test_ordinary_task_works_as_ever(redis_place: Place):
     """A task without our base class shares the worker and notices nothing."""
-    shop.worker("-c", "1")
-    results = [shop.plain.delay(n) for n in range(10)]
-    mixed = [shop.double.delay(n) for n in range(10)]
+    results = [redis_place.plain.delay(n) for n in range(10)]
+    mixed = [redis_place.double.delay(n) for n in range(10)]
 
     assert list(range(1, 11)) == [result.get(timeout=30) for result in results]
     assert [2 * n for n in range(10)] == [result.get(timeout=30) for result in mixed]
@@ -85,26 +86,24 @@ def test_full_batches_form_under_load(shop: Shop):
     assert status["reasons"]["full"] >= 4
 
 
-def test_every_parameter_arrives_as_a_list(shop: Shop):
+def test_every_parameter_arrives_as_a_list(redis_place: Place):
     """Positional, default and keyword-only arguments all become lists of one length."""
-    shop.worker("-c", "1")
     results = [
-        shop.join.delay("a", "b"),
-        shop.join.delay("c"),
-        shop.join.delay("d", right="e", sep="+"),
-        shop.join.delay(left="f"),
+        redis_place.join.delay("a", "b"),
+        redis_place.join.delay("c"),
+        redis_place.join.delay("d", right="e", sep="+"),
+        redis_place.join.delay(left="f"),
     ]
 
     assert ["a-b", "c-!", "d+e", "f-!"] == [result.get(timeout=30) for result in results]
 
 
-def test_retry_is_per_item(shop: Shop):
+def test_retry_is_per_item(redis_place: Place):
     """An item that fails with a retryable error is tried again, by Celery's own rules."""
-    shop.worker("-c", "1")
-    results = [shop.flaky.delay(n) for n in range(5)]
+    results = [redis_place.flaky.delay(n) for n in range(5)]
 
     assert list(range(5)) == [result.get(timeout=30) for result in results]
-    assert 10 == len(shop.recall("flaky"))
+    assert 10 == len(redis_place.recall("flaky"))
 
 
 def test_eager_apply_and_direct_calls_are_batches_of_one(shop: Shop):

@@ -1,4 +1,4 @@
-"""Where the tests of Celery's features run: an app and a worker for each broker and pool."""
+"""Apps with a worker that goes on while many tests use it, for each broker and pool."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
+
+from celery import _state
+from kombu import pools
 
 from celery_batch.processes.managed_process import wait_until
-from tests.services.shop import Shop, Worker
+from celery_batch.processes.redis_server import RedisServer
+from tests.services.shop import Shop, Worker, enter_shop, environment_of, surroundings
 
 #: Seconds that anything may take on a slow machine.
 SOON = 60.0
@@ -122,3 +127,60 @@ class Place:
     def get(self, results: Iterable[Any]) -> list[Any]:
         """Return the values or errors of results, in order, when all are there."""
         return [result.get(timeout=SOON, propagate=False) for result in results]
+
+
+class Places:
+    """
+    The places of one broker so far, each made when it is asked for first.
+
+    Args:
+        broker: The broker's name in the tests' ids.
+        url: The broker's URL.
+        redis: A Redis that no test makes empty, for results and memories.
+        folder: For the workers' logs.
+        module: The app's module.
+    """
+
+    def __init__(self, broker: str, url: str, redis: RedisServer, folder: Path, module: str):
+        self._made: dict[str, Place] = {}
+        self._broker, self._url, self._redis, self._folder = broker, url, redis, folder
+        self._module = module
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        """Stop the workers, all at once, and the clients."""
+        for place in self._made.values():
+            place.ask_to_stop()
+        for place in self._made.values():
+            place.close()
+        pools.reset()
+
+    def find(self, pool: str = "prefork") -> Place:
+        """Return the place with a worker of this pool."""
+        if pool not in self._made:
+            queue = f"lasting-{pool}"
+            environment = environment_of(self._url, backend=self._redis.url, queue=queue)
+            folder = self._folder / pool
+            folder.mkdir()
+            with surroundings(environment):
+                shop = enter_shop(environment, folder, self._module)
+            self._made[pool] = Place(shop, self._broker, pool)
+        return self._made[pool]
+
+
+@contextmanager
+def entered(place: Place) -> Iterator[Place]:
+    """Have this process be a client of the place's app, whose tasks remember nothing yet."""
+    before = _state._tls.current_app
+    with surroundings(place.environment):
+        place.app.set_current()
+        if place.app.amqp.producer_pool._closed:  # another test's client has closed all of them
+            place.app._after_fork()
+        with place.memory() as client:
+            if facts := client.keys("shop:*"):
+                client.delete(*facts)
+        assert place.worker.child.exit_code is None
+        yield place
+    _state._set_current_app(before)

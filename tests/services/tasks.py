@@ -28,6 +28,7 @@ __all__ = ["app", "memory", "recall", "remember"]
 
 app = Celery("shop")
 app.conf.update(
+    task_default_queue=os.environ.get("SHOP_QUEUE", "celery"),
     result_expires=600,
     task_routes={
         "shop.clerk": "counter",

@@ -21,7 +21,7 @@ from celery_batch.web.errors import http_error
 from celery_batch.web.predict import apredict, predict
 from celery_batch.web.prepare import prepare
 from tests.conftest import need
-from tests.services.place import eventually
+from tests.services.place import Place, eventually
 from tests.services.ports import quiet_port
 from tests.services.shop import Shop
 
@@ -47,10 +47,9 @@ def waiting(shop: Shop) -> int:
 
 
 @pytest.mark.parametrize("count", [1, 5, 200])
-def test_outputs_come_in_order(each_shop: Shop, ask: Callable[..., Any], count: int):
+def test_outputs_come_in_order(each_place: Place, ask: Callable[..., Any], count: int):
     """One output for each item, on both brokers."""
-    each_shop.worker("-c", "1")
-    outputs = ask(each_shop.double, range(count), timeout=AMPLE)
+    outputs = ask(each_place.double, range(count), timeout=AMPLE)
 
     assert [2 * n for n in range(count)] == outputs
 
@@ -60,11 +59,10 @@ def test_nothing_is_asked_for_no_items(shop: Shop, ask: Callable[..., Any]):
     assert [] == ask(shop.double, [], timeout=AMPLE)
 
 
-def test_the_first_error_raises(shop: Shop, ask: Callable[..., Any]):
+def test_the_first_error_raises(redis_place: Place, ask: Callable[..., Any]):
     """An item's error is raised as its task has failed with it, and is the client's own."""
-    shop.worker("-c", "1")
     with pytest.raises(ValueError, match="a bad item") as caught:
-        ask(shop.odd, ["a", "bad", "c"], timeout=AMPLE)
+        ask(redis_place.odd, ["a", "bad", "c"], timeout=AMPLE)
 
     assert 422 == http_error(caught.value).status
     assert 500 == http_error(ValueError("a bug of the view")).status
@@ -97,26 +95,27 @@ def test_a_task_without_a_result_backend_is_refused(
     assert 0 == waiting(shop)
 
 
-def test_an_error_names_its_item(shop: Shop, ask: Callable[..., Any]):
+def test_an_error_names_its_item(redis_place: Place, ask: Callable[..., Any]):
     """Where there are several items, the error and its HTTP body have its index."""
-    shop.worker("-c", "1")
     with pytest.raises(TaskFailed) as caught:
-        ask(shop.odd, ["a", "bad", "c"], timeout=AMPLE)
+        ask(redis_place.odd, ["a", "bad", "c"], timeout=AMPLE)
 
     assert 1 == caught.value.index
     assert 1 == http_error(caught.value).body["error"]["index"]
 
 
-def test_errors_may_take_the_place_of_outputs(shop: Shop, ask: Callable[..., Any]):
+def test_errors_may_take_the_place_of_outputs(redis_place: Place, ask: Callable[..., Any]):
     """With `return_exceptions` the other items' outputs are not lost."""
-    shop.worker("-c", "1")
-    first, error, last = ask(shop.odd, ["a", "bad", "c"], timeout=AMPLE, return_exceptions=True)
+    items = ["a", "bad", "c"]
+    first, error, last = ask(redis_place.odd, items, timeout=AMPLE, return_exceptions=True)
 
     assert ("A", "C") == (first, last)
     assert isinstance(error, ValueError)
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("ask", "count"), [(predict, 1), (_in_loop, 3)], ids=["predict", "apredict"]
+)
 def test_nothing_is_left_at_the_deadline(shop: Shop, ask: Callable[..., Any], count: int):
     """Without a worker it ends in time, and a worker that comes later runs none of it."""
     began = time.monotonic()
@@ -133,13 +132,13 @@ def test_nothing_is_left_at_the_deadline(shop: Shop, ask: Callable[..., Any], co
     assert [[21]] == [each["items"] for each in shop.recall("double")]
 
 
-def test_what_is_late_is_revoked(shop: Shop, ask: Callable[..., Any]):
+def test_what_is_late_is_revoked(redis_place: Place, ask: Callable[..., Any]):
     """A worker hears at the deadline that what still waits is not wanted."""
-    worker = shop.worker("-c", "1")
-    blocking = shop.sluggish.delay(4.0)
-    eventually(lambda: shop.recall("sluggish"), "a busy worker")
+    worker = redis_place.worker
+    blocking = redis_place.sluggish.delay(4.0)
+    eventually(lambda: redis_place.recall("sluggish"), "a busy worker")
     with pytest.raises(DeadlineExceeded) as caught:
-        ask(shop.double, [1, 2], timeout=1.0)
+        ask(redis_place.double, [1, 2], timeout=1.0)
     ids = {each.id for each in caught.value.results}
     eventually(lambda: ids <= set(_revoked_ids(worker)), "a revoke")
 
@@ -254,18 +253,36 @@ def _declare_nothing(app: Celery) -> None:
         assert connection.default_channel
 
 
+#: How many calls are sent, and what they have to do first.
+_BEFORE = {
+    "one": (1, _connect_no_more),
+    "two": (2, _connect_no_more),
+    "over a new connection": (1, _connect_anew),
+    "over a new channel": (1, _open_no_channel),
+    "to a new queue": (1, _declare_nothing),
+}
+
+#: Redis has neither channels nor queues to declare, and confirms are awaited alike in every case.
+_ALIKE = {
+    *(("redis", before) for before in ("over a new channel", "to a new queue")),
+    *(("confirms", before) for before in ("two", "over a new connection", "to a new queue")),
+}
+_THOROUGH = pytest.mark.thorough("a broker that hangs, where that makes no difference")
+
+
 @pytest.mark.parametrize(
-    ("count", "connect"),
+    ("name", "count", "connect"),
     [
-        (1, _connect_no_more),
-        (2, _connect_no_more),
-        (1, _connect_anew),
-        (1, _open_no_channel),
-        (1, _declare_nothing),
+        pytest.param(
+            name,
+            *_BEFORE[each],
+            id=f"{name}-{each}",
+            marks=_THOROUGH if (name, each) in _ALIKE else (),
+        )
+        for name in ("redis", "rabbitmq", "confirms")
+        for each in _BEFORE
     ],
-    ids=["one", "two", "over a new connection", "over a new channel", "to a new queue"],
 )
-@pytest.mark.parametrize("name", ["redis", "rabbitmq", "confirms"])
 def test_a_broker_that_hangs_is_told_in_time(
     request: pytest.FixtureRequest,
     ask: Callable[..., Any],
@@ -337,22 +354,20 @@ def test_calls_that_cannot_be_waited_for_are_refused(
             ask(task, ["a", "b"], timeout=1.0, **options)
 
 
-def test_an_item_that_cannot_be_sent_is_no_lost_broker(shop: Shop, ask: Callable[..., Any]):
+def test_an_item_that_cannot_be_sent_is_no_lost_broker(redis_place: Place, ask: Callable[..., Any]):
     """It fails its own request, and the next one is served."""
-    shop.worker("-c", "1")
     with pytest.raises(EncodeError):
-        ask(shop.double, [1, object()], timeout=AMPLE)
+        ask(redis_place.double, [1, object()], timeout=AMPLE)
 
-    assert [42] == ask(shop.double, [21], timeout=AMPLE)
+    assert [42] == ask(redis_place.double, [21], timeout=AMPLE)
 
 
-def test_a_short_request_closes_the_door_to_nobody(shop: Shop, ask: Callable[..., Any]):
+def test_a_short_request_closes_the_door_to_nobody(redis_place: Place, ask: Callable[..., Any]):
     """A first request that has no time to connect does not make the next one fail."""
-    shop.worker("-c", "1")
     with pytest.raises(DeadlineExceeded):
-        ask(shop.double, [1], timeout=1e-4)
+        ask(redis_place.double, [1], timeout=1e-4)
 
-    assert [42] == ask(shop.double, [21], timeout=AMPLE)
+    assert [42] == ask(redis_place.double, [21], timeout=AMPLE)
 
 
 @pytest.mark.parametrize("namespace", ["", "CELERY"])
