@@ -39,10 +39,14 @@ _APART = ("tests/docs/test_examples.py",)
 _LONGEST_FIRST = (
     "tests/faults/test_faults.py",
     "tests/integration/features",
+    "tests/examples/test_embeddings_tutorial.py",
+    "tests/integration/test_lease.py",
     "tests/deploy",
     "tests/webapp",
     "tests/integration/backfill",
     "tests/integration",
+    "tests/web",
+    "tests/examples",
     "tests/cli",
     "tests/client",
 )

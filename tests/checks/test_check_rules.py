@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from inspect import isfunction
 from pathlib import Path
 
@@ -62,14 +63,19 @@ def served(report=None, pool=None, stats=None, devices=(), **others):
 GOOD = checked()
 
 
+def made(facts):
+    """Return facts, made now where that takes an app of their own."""
+    return facts() if callable(facts) else facts
+
+
 def task(**options):
-    """Return facts with one task of these options."""
-    return checked(options)
+    """Return a function that makes facts with one task of these options."""
+    return partial(checked, options)
 
 
 def conf(**settings):
-    """Return facts with these settings."""
-    return checked(settings=settings)
+    """Return a function that makes facts with these settings."""
+    return partial(checked, settings=settings)
 
 
 def broker(kind="redis", facts=GOOD, *, snapshots=True, scripts=True, ahead=0.0, **info):
@@ -78,7 +84,7 @@ def broker(kind="redis", facts=GOOD, *, snapshots=True, scripts=True, ahead=0.0,
     redis = redis if kind == "redis" else None
     version = f"Redis {redis.info['redis_version']}" if redis else ""
     server = Server(kind=kind, url="redis://here", version=version, redis=redis)
-    return replace(facts, broker=server)
+    return replace(made(facts), broker=server)
 
 
 def results(kind="redis", error="", **info):
@@ -97,13 +103,14 @@ def payloads(kind="redis", facts=GOOD, **options):
     info = options.pop("info", None)
     redis = Redis(info=INFO | info) if info is not None else None
     found = PayloadFacts(kind=kind, url=f"{kind}://stored", redis=redis, **options)
-    return replace(facts, payloads=found)
+    return replace(made(facts), payloads=found)
 
 
 def machine(devices=None, concurrency=1, **options):
-    """Return facts with this machine, and these settings about it."""
+    """Return a function that makes facts with this machine, and these settings about it."""
     settings = {"worker_concurrency": concurrency}
-    return checked(settings=settings, devices=devices, machine=Machine(**options), workers=())
+    facts = {"devices": devices, "machine": Machine(**options), "workers": ()}
+    return partial(checked, settings=settings, **facts)
 
 
 def worker(waiting=0, **options):
@@ -112,8 +119,8 @@ def worker(waiting=0, **options):
 
 
 def slow(seconds, **limits):
-    """Return facts with a task of these limits, and a worker whose batches take so long."""
-    return checked(limits, workers=(served({"model": {"p99": seconds}}),))
+    """Return what makes facts with a task of these limits, whose batches take so long."""
+    return partial(checked, limits, workers=(served({"model": {"p99": seconds}}),))
 
 
 def test_what_redis_keeps_to_itself_is_neither_good_nor_bad():
@@ -185,7 +192,7 @@ WRONG = [
     (tasks_checks.limits, task(time_limit=5, soft_time_limit=5), "warning", "before the soft"),
     (
         tasks_checks.limits,
-        replace(task(time_limit=5), pool="threads"),
+        replace(task(time_limit=5)(), pool="threads"),
         "warning",
         "threads pool ignores",
     ),
@@ -300,7 +307,7 @@ WRONG = [
     (
         broker_checks.options,
         replace(
-            conf(broker_transport_options={"visibilty_timeout": 7200, "my_own": 1}),
+            conf(broker_transport_options={"visibilty_timeout": 7200, "my_own": 1})(),
             broker=Server(kind="redis", options=("visibility_timeout",)),
         ),
         "warning",
@@ -457,7 +464,7 @@ WRONG = [
 )
 def test_each_fault_is_named_with_its_fix(check, facts, level, words):
     """A check finds its fault, at its level, with a sentence about it and a way out."""
-    (found,) = [finding for finding in check(facts) if finding.level is not Level.OK]
+    (found,) = [finding for finding in check(made(facts)) if finding.level is not Level.OK]
 
     assert level == found.level
     assert words in f"{found.says} {found.fix}"
@@ -516,7 +523,7 @@ FINE = [
     (machine_checks.gpu, machine(devices=("cpu",), driver="no driver."), "on the CPU"),
     (
         tasks_checks.prefetch,
-        replace(conf(worker_concurrency=8, worker_eta_task_limit=24), pool="solo"),
+        replace(conf(worker_concurrency=8, worker_eta_task_limit=24)(), pool="solo"),
         "24 messages",
     ),
     (machine_checks.pool, replace(GOOD, pool="threads"), "threads"),
@@ -526,7 +533,7 @@ FINE = [
     (broker_checks.visibility, conf(batch_bulk=False), "above what a batch may take"),
     (
         results_checks.results,
-        replace(task(ignore_result=True), results=Server(kind="none")),
+        replace(task(ignore_result=True)(), results=Server(kind="none")),
         "stores results",
     ),
     (results_checks.serializers, conf(accept_content=("application/json",)), "application/json"),
@@ -564,7 +571,7 @@ FINE = [
 )
 def test_what_is_no_fault_is_said_to_be_fine(check, facts, words):
     """A check leaves alone what looks like its fault and is none, and says what it saw."""
-    (found,) = check(facts)
+    (found,) = check(made(facts))
 
     assert Level.OK == found.level
     assert words in found.says
@@ -604,7 +611,7 @@ QUIET = [
     (machine_checks.devices, machine(gpus=2 * A100, concurrency=2)),
     (
         machine_checks.devices,
-        replace(machine(gpus=A100, concurrency=None, cpus=8), workers=GOOD.workers),
+        replace(machine(gpus=A100, concurrency=None, cpus=8)(), workers=GOOD.workers),
     ),
     (broker_checks.eviction, broker("amqp")),
     (broker_checks.persistence, broker("amqp")),
@@ -639,7 +646,7 @@ QUIET = [
 @pytest.mark.parametrize(("check", "facts"), QUIET)
 def test_what_cannot_be_known_is_not_judged(check, facts):
     """A check says nothing where it knows too little, or where it has nothing to look at."""
-    assert [] == list(check(facts))
+    assert [] == list(check(made(facts)))
 
 
 @pytest.mark.parametrize(

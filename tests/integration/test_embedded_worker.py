@@ -21,9 +21,20 @@ CANVASES = 15
 LIMIT, HANGS = 1000 if "THOROUGH" in os.environ else 240, 60
 
 
+#: Pool and transport know nothing of each other.
+_OTHERS = pytest.mark.thorough("embedded workers of each pool on each transport")
+
+
 @pytest.mark.timeout(LIMIT + 60)
-@pytest.mark.parametrize("pool", ["solo", "threads"])
-@pytest.mark.parametrize("transport", ["memory", "redis"])
+@pytest.mark.parametrize(
+    ("transport", "pool"),
+    [
+        ("memory", "solo"),
+        ("redis", "threads"),
+        pytest.param("memory", "threads", marks=_OTHERS),
+        pytest.param("redis", "solo", marks=_OTHERS),
+    ],
+)
 def test_suite_of_a_user(transport: str, pool: str, request: pytest.FixtureRequest, tmp_path: Path):
     """Every test passes, none hangs, and the process ends by itself."""
     url = request.getfixturevalue("broker") if transport == "redis" else ""

@@ -10,15 +10,30 @@ import pytest
 
 from tests.conftest import Shop
 
+_POOLS = [("-c", "1"), ("-c", "2"), ("-P", "threads", "-c", "2")]
+_THREADS = pytest.mark.thorough("solo and threads over RabbitMQ")
+
 
 @pytest.mark.parametrize(
-    "options", [("-c", "1"), ("-c", "2"), ("-P", "threads", "-c", "2")], ids=" ".join
+    ("name", "options"),
+    [
+        *(pytest.param("shop", pool, id=f"redis-{' '.join(pool)}") for pool in _POOLS),
+        *(
+            pytest.param(
+                "rabbit_shop",
+                pool,
+                id=f"rabbitmq-{' '.join(pool)}",
+                marks=_THREADS if "threads" in pool else (),
+            )
+            for pool in _POOLS
+        ),
+    ],
 )
 def test_restart_under_load_loses_nothing_and_repeats_nothing(
-    each_shop: Shop, options: tuple[str, ...]
+    request: pytest.FixtureRequest, name: str, options: tuple[str, ...]
 ):
     """SIGTERM under load: running batches finish, the next worker runs exactly the rest."""
-    shop = each_shop
+    shop: Shop = request.getfixturevalue(name)
     first = shop.worker(*options)
     results = [shop.slow.delay(n) for n in range(500)]
     results[60].get(timeout=60)  # some are done, some run, some are buffered, most are queued
@@ -59,7 +74,7 @@ def test_quitting_under_load_loses_nothing(
     """SIGQUIT, out of the blue or to hurry a warm shutdown: it ends, and the next one goes on."""
     shop = each_shop
     first = shop.worker(*options, conf={"worker_soft_shutdown_timeout": 1.0})
-    results = [shop.slow.delay(n) for n in range(600)]
+    results = [shop.slow.delay(n) for n in range(300)]
     results[30].get(timeout=60)
     for number in signals:
         os.kill(first.pid, number)
@@ -68,8 +83,8 @@ def test_quitting_under_load_loses_nothing(
     shop.worker(*options)
 
     assert ended, first.log
-    assert done_by_first < 600
-    assert list(range(600)) == [result.get(timeout=120) for result in results]
+    assert done_by_first < 300
+    assert list(range(300)) == [result.get(timeout=120) for result in results]
 
 
 def test_buffered_requests_are_back_in_the_queue(shop: Shop):

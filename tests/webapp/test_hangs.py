@@ -82,7 +82,25 @@ def open_hanging(
         yield open_hanging
 
 
-@pytest.mark.parametrize("hangs", ["redis", "rabbitmq", "backend"])
+_SERVERS = ("redis", "rabbitmq", "backend")
+
+#: Flask and Django ask with the same function, FastAPI with another.
+_ALIKE = pytest.mark.thorough("what hangs behind web apps that ask alike")
+
+
+@pytest.mark.parametrize(
+    ("kind", "hangs"),
+    [
+        *((kind, hangs) for kind in ("fastapi", "flask") for hangs in _SERVERS),
+        ("django", "redis"),
+        *(pytest.param("django", hangs, marks=_ALIKE) for hangs in _SERVERS[1:]),
+        *(
+            pytest.param(kind, hangs, marks=_ALIKE)
+            for kind in ("flask-gevent", "django-asgi")
+            for hangs in _SERVERS
+        ),
+    ],
+)
 def test_a_server_that_hangs(
     kind: str, hangs: str, open_hanging: Open, capsys: pytest.CaptureFixture[str]
 ):
