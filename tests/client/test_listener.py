@@ -7,7 +7,6 @@ import ctypes
 import gc
 import logging
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from celery_batch.client.results.listener import (
 )
 from celery_batch.client.results.pending import PendingResults
 from celery_batch.client.results.result import BatchResult
-from celery_batch.client.results.waiting import CHECK_INTERVAL, ThreadWaiter, wait_until_ended
+from celery_batch.client.results.waiting import ThreadWaiter, wait_until_ended
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.protocol import LARGEST_VALUE
@@ -169,21 +168,19 @@ def test_who_waits_when_listening_is_forbidden(tmp_path: Path):
 def test_no_pause_after_a_find(monkeypatch: pytest.MonkeyPatch):
     """Where nobody tells, whoever has found something looks for more at once."""
     app = Celery("asker", backend="cache+memory://", set_as_current=False)
-    waiter = ThreadWaiter(app, None, lambda: None)
-    pauses: list[float] = []
+    ended, asked = {"a", "b"}, []
 
-    class Silence:
-        def get(self, timeout: float) -> None:
-            """Note how long it is listened for."""
-            pauses.append(timeout)
-            raise queue.Empty
+    def has_ended(result: BatchResult) -> bool:
+        asked.append(result.id)
+        return result.id in ended
 
-    monkeypatch.setattr(waiter, "_arrived", Silence())
-    there = iter(["a", "b", None, "c"])
-    found = [waiter.wait(lambda: next(there)) for _ in range(3)]
+    monkeypatch.setattr("celery_batch.client.results.waiting.has_ended", has_ended)
+    monkeypatch.setattr("celery_batch.client.results.waiting.CHECK_INTERVAL", 0.01)
+    waiter = ThreadWaiter(app, None, lambda: ended.add("c"))
+    found = [each.id for each in waiter.arrivals([BatchResult(name, app=app) for name in "abc"])]
 
     assert ["a", "b", "c"] == found
-    assert [CHECK_INTERVAL, 0.0, 0.0, CHECK_INTERVAL] == pauses
+    assert ["a", "b", "c", "c", "c"] == asked
 
 
 @pytest.mark.parametrize("left", [0.1, None])
@@ -198,10 +195,14 @@ def test_no_listener_is_waited_for_longer_than_somebody_has(
         lambda _, timeout: bool(asked.append(timeout)),
     )
     monkeypatch.setattr("celery_batch.client.results.waiting.CHECK_INTERVAL", 0.01)
-    end = iter([None, None])
-    waiter = ThreadWaiter(background.app, left, lambda: next(end))
-    with pytest.raises((CeleryTimeoutError, StopIteration)):
-        waiter.wait(lambda: None)
+
+    def interrupt() -> None:
+        if len(asked) > 1:
+            raise InterruptedError
+
+    waiter = ThreadWaiter(background.app, left, interrupt)
+    with pytest.raises((CeleryTimeoutError, InterruptedError)):
+        list(waiter.arrivals([result]))
 
     assert asked
     assert result.pending_result.value is None
@@ -503,9 +504,9 @@ def test_results_that_nobody_wants_leave_nothing_behind(background: FakeWorker):
 
     before = many(20)
     after = many(200)
-    left = len(pending), pending.take_due(10), len(background.app.backend._pending_results[0])
+    left = pending.take_due(10), len(pending), len(background.app.backend._pending_results[0])
 
-    assert (0, [], 0) == left
+    assert ([], 0, 0) == left
     assert after - before < 4 << 20
 
 

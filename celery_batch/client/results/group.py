@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 from celery.result import GroupResult
 from celery.utils.functional import noop
 
-from celery_batch.client.results.futures import has_ended
 from celery_batch.client.results.result import BatchResult
 from celery_batch.client.results.waiting import ThreadWaiter
 
@@ -53,27 +51,9 @@ class BatchGroup(GroupResult):  # type: ignore[misc]
             isinstance(each, BatchResult) and each.is_received for each in members
         )
 
-    def _receive(self, waiter: ThreadWaiter) -> Generator[tuple[str, Any], None, None]:
-        missing = {id(member): member for member in self.results}
-        added = []
-        try:
-            for member in self.results:
-                pending, notify = member.pending_result, partial(waiter.notify, member)
-                if pending.registry.add_callback(pending, notify):
-                    added.append((pending, notify))
-                else:
-                    notify()
-            while missing:
-                member = waiter.wait(partial(_first_ready, missing))
-                if missing.pop(id(member), None) is not None:
-                    yield member.id, member._get_task_meta()  # noqa: SLF001
-        finally:
-            for pending, notify in added:
-                pending.registry.remove_callback_later(pending, notify)
-
-
-def _first_ready(missing: dict[int, BatchResult]) -> BatchResult | None:
-    return next((member for member in missing.values() if has_ended(member)), None)
+    def _receive(self, waiter: ThreadWaiter) -> Iterator[tuple[str, Any]]:
+        for member in waiter.arrivals(self.results):
+            yield member.id, member._get_task_meta()  # noqa: SLF001
 
 
 def adopt_groups(app: Any) -> None:

@@ -324,7 +324,8 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
             return self.maybe_throw(callback=callback) if propagate else self.result
         meanwhile = partial(self._meanwhile, watch_parents, options.get("on_interval"))
         waiter = ThreadWaiter(self.app, timeout, meanwhile)
-        self._wait(waiter)
+        if not (self._pending.registry.is_stale(self._pending) and has_ended(self)):
+            next(waiter.arrivals((self,)))
         if self._open() is None:  # what was received is no end, or was deleted since
             return super().get(waiter.left, propagate, **options)
         return self.maybe_throw(callback=callback, propagate=propagate)
@@ -404,17 +405,6 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         else:
             call()
         return callback
-
-    def _wait(self, waiter: ThreadWaiter) -> None:
-        pending, registry = self._pending, self._pending.registry
-        if registry.is_stale(pending) and has_ended(self):
-            return
-        notify = partial(waiter.notify, self)
-        if registry.add_callback(pending, notify):
-            try:
-                waiter.wait(partial(has_ended, self))
-            finally:
-                registry.remove_callback(pending, notify)
 
     def _meanwhile(self, watch_parents: object, on_interval: Callable[[], object] | None) -> None:
         if watch_parents:

@@ -8,14 +8,14 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
-from celery_batch.client.results.futures import future_of
+from celery_batch.client.results.futures import future_of, has_ended
 from celery_batch.client.results.listener import TIMEOUT, listener_for
 from celery_batch.client.results.pending import PendingResult
 
@@ -39,10 +39,8 @@ class ThreadWaiter:
         self._app = app
         self._end = None if timeout is None else time.monotonic() + timeout
         self._on_interval = on_interval
-        self._has_found = False
+        #: Results that have come; filled from any thread.
         self._arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        #: To be called, from any thread, with a result that has come.
-        self.notify = self._arrived.put
 
     @property
     def left(self) -> float | None:
@@ -53,31 +51,46 @@ class ThreadWaiter:
         left = self.left
         return seconds if left is None else min(left, seconds)
 
-    def wait(self, poll: Callable[[], Any]) -> Any:
+    def arrivals(self, results: Iterable[Any]) -> Iterator[Any]:
         """
-        Return what has come, or what polling has found where there is no listener.
-
-        Args:
-            poll: Asks the store; returns what is there, or nothing that is true.
+        Yield `BatchResult` objects as their tasks end.
 
         Raises:
             TimeoutError: Celery's; the time is over.
         """
+        missing = {id(each): each for each in results}
+        added = []
+        try:
+            for each in missing.values():
+                pending, notify = each.pending_result, partial(self._arrived.put, each)
+                if pending.registry.add_callback(pending, notify):
+                    added.append((pending, notify))
+                else:
+                    notify()
+            while missing:
+                arrived = self._next(missing.values())
+                if missing.pop(id(arrived), None) is not None:
+                    yield arrived
+        finally:
+            for pending, notify in added:
+                if pending.value is None:  # else it was called
+                    pending.registry.remove_callback_later(pending, notify)
+
+    def _next(self, missing: Iterable[Any]) -> Any:
+        """Return a result that was received; where there is no listener, poll for those missing."""
         while True:
-            pause = 0.0 if self._has_found else CHECK_INTERVAL  # there may be more
             with suppress(queue.Empty):
-                return self._arrived.get(timeout=self._at_most(pause))
+                return self._arrived.get(timeout=self._at_most(CHECK_INTERVAL))
             listener = listener_for(self._app, self._at_most(TIMEOUT))
-            if listener is None or self.left == 0.0:
-                found = poll()
-                self._has_found = bool(found)
-                if found:
-                    return found
+            if listener is not None and self.left != 0.0:
+                listener.check_threads()
+            else:
+                for ended in filter(has_ended, missing):
+                    self._arrived.put(ended)
+                if not self._arrived.empty():
+                    continue
                 if self.left == 0.0:
                     raise CeleryTimeoutError("The operation timed out.")
-            else:
-                self._has_found = False
-                listener.check_threads()
             self._on_interval()
 
 
