@@ -284,17 +284,7 @@ class Batches(BatchTask):
         """
         raise takes_no_rows(self)
 
-    def backfill(self, *_args: Any, **_options: Any) -> NoReturn:
-        """
-        Refuse rows.
-
-        Raises:
-            ConfigurationError: Always.
-        """
-        raise takes_no_rows(self)
-
-    def _as_message(self, *_args: Any) -> NoReturn:
-        raise takes_no_rows(self)
+    backfill = _as_message = run_batch
 
 
 def _check_policy(cls: Any) -> None:

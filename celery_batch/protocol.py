@@ -4,9 +4,9 @@ The headers of messages, and the notifications on a client's reply channel.
 The payload of a notification is a sequence of netstrings, in turn a task's id and its stored
 value.  An empty value means that the client has to read it from the result store.
 
-Further data is a pair with an id that no task has, so that older clients ignore it.  The first
-pair may have the facts of the batch: those that all tasks share, as a line of JSON, then
-the wait of each task in four bytes.  A task that has only started has a prefix before its id.
+The first pair may have the facts of the batch, with an id that no task has: those that all tasks
+share, as a line of JSON, then the wait of each task in four bytes.  A task that has only started
+has a prefix before its id.
 """
 
 from __future__ import annotations

@@ -35,9 +35,7 @@ class PerProcess:
     @classmethod
     def of(cls, app: Any) -> Self:
         """Return the app's object in this process."""
-        objects = app.__dict__.get("batch_objects")
-        if objects is None:
-            objects = app.__dict__.setdefault("batch_objects", {})
+        objects = app.__dict__.setdefault("batch_objects", {})
         key = cls, os.getpid()
         found: Self | None = objects.get(key)
         # One for all threads, and one that a fork has from its parent is kept: what its end

@@ -72,11 +72,6 @@ class PreparedMessage:
         #: When its sender gives up, by the monotonic clock.
         self.deadline = current_deadline()
 
-    @property
-    def is_done(self) -> bool:
-        """Whether it need not be written any more."""
-        return self.sent or self.error is not None
-
 
 class SendBuffer:
     """
@@ -119,7 +114,7 @@ class SendBuffer:
         deadline = last_deadline(own)
         self._ready.extend(own)
         try:
-            while not all(message.is_done for message in own):
+            while not all(message.sent or message.error is not None for message in own):
                 self._write_or_wait(deadline)
         except BaseException as error:
             for message in own:  # no other thread is to send them later
