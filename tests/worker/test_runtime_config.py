@@ -212,24 +212,22 @@ def test_size_holds_from_the_next_batch(runtime_config: RuntimeConfig, worker: W
 
 def test_prefetch_follows_the_sizes(app: Celery):
     """The prefetch grows and shrinks, but not below the user's; no limit stays none."""
+    context = WorkerContext(user_prefetch=4)
     consumer = SimpleNamespace(
         prefetch_multiplier=9,
         initial_prefetch_count=18,
         qos=QoS(lambda **_: None, 20),  # two messages with an ETA are held beside
-        controller=SimpleNamespace(
-            batch_context=WorkerContext(user_prefetch=4), prefetch_multiplier=9
-        ),
+        controller=SimpleNamespace(batch_context=context, prefetch_multiplier=9),
     )
-    single, trios = app.tasks["single"], app.tasks["trios"]
-    wanted = prefetch.messages_per_process([single, trios], lambda _: BatchPolicy(5))
-    changes = [prefetch.set_prefetch(consumer, each) for each in (wanted, 1)]
+    changes = []
+    for context.tasks in ([app.tasks["single"], app.tasks["trios"]], []):
+        changes.append(prefetch.adjust_prefetch(consumer, lambda _: BatchPolicy(5)))
     held = consumer.qos.value
     consumer.prefetch_multiplier = 0
 
-    assert 30 == wanted
     assert [(18, 60), (60, 8)] == changes
     assert 8 + 2 == held
-    assert (0, 0) == prefetch.set_prefetch(consumer, 50)
+    assert (0, 0) == prefetch.adjust_prefetch(consumer, lambda _: BatchPolicy(5))
 
 
 def test_paused_task_queue_keeps_new_requests_and_runs_retried_ones(worker: Worker, pool: Pool):

@@ -174,7 +174,7 @@ class BulkFetch:
         # The loop also sees then that the worker is to end; before kombu 5.7 only BRPOP's reply,
         # each second, has an idle loop look.
         self._timer = hub.call_repeatedly(_FETCH_EVERY, noop)
-        self._record = _Record(lease)
+        self._record = _recorder(lease)
         self._sha = lease.client.script_load(script("fetch"))
         channel._brpop_start = self._fetch  # noqa: SLF001
         channel._brpop_read = channel.handlers["BRPOP"] = self._read_reply  # noqa: SLF001
@@ -354,20 +354,19 @@ class BulkFetch:
         virtual.QoS.append(self._qos, message, tag)
 
 
-class _Record:
-    """Records messages that kombu has read by itself as held under a lease."""
+def _recorder(lease: Lease) -> Callable[[Any, str], None]:
+    """Return what records a message that kombu has read by itself as held under a lease."""
+    keys, run = lease.keys, lease.client.register_script(script("record"))
 
-    def __init__(self, lease: Lease) -> None:
-        self._keys = lease.keys
-        self._script = lease.client.register_script(script("record"))
-
-    def __call__(self, message: Any, tag: str) -> None:
-        info, keys = message.delivery_info, self._keys
+    def record(message: Any, tag: str) -> None:
+        info = message.delivery_info
         entry = dumps([message._raw, info["exchange"], info["routing_key"]])  # noqa: SLF001
-        self._script(
+        run(
             keys=[keys.index, keys.unacked, keys.owner_of, keys.held, keys.due],
             args=[keys.owner, tag, entry],
         )
+
+    return record
 
 
 def record_single_messages(channel: Any, lease: Lease) -> None:
@@ -378,7 +377,7 @@ def record_single_messages(channel: Any, lease: Lease) -> None:
         channel: Kombu's Redis channel, which consumes with acknowledgements.
         lease: Of this connection.
     """
-    record, qos = _Record(lease), channel.qos
+    record, qos = _recorder(lease), channel.qos
 
     def append(message: Any, tag: str) -> None:
         record(message, tag)

@@ -37,7 +37,6 @@ __all__ = [
     "named_channel",
     "notify_clients",
     "results_stored_each",
-    "stores_in_bulk",
 ]
 
 logger = logging.getLogger(__name__)
@@ -55,12 +54,6 @@ _MOST_UNNOTIFIED = 16
 
 #: Encodes a result's fields.
 _Encode = Callable[[dict[str, Any]], str | bytes]
-
-
-def stores_in_bulk(backend: Any) -> bool:
-    """Return whether a result backend stores the results of a batch together."""
-    known = type(backend) in (RedisBackend, SentinelBackend)
-    return known and FastPaths.of(backend.app).is_on("store")
 
 
 def _is_stock(app: Any) -> bool:
@@ -101,8 +94,10 @@ class BulkResultWriter:
         self._backend = backend
         self._store_one = type(backend)._store_result.__get__(backend)  # noqa: SLF001
         self._store = RedisStore(backend)
-        self._stores_in_bulk = stores_in_bulk(backend)
-        self._notifies = FastPaths.of(backend.app).is_on("notify")
+        paths = FastPaths.of(backend.app)
+        is_known = type(backend) in (RedisBackend, SentinelBackend)
+        self._stores_in_bulk = is_known and paths.is_on("store")
+        self._notifies = paths.is_on("notify")
         self._thread = _OfThread()
 
     @classmethod

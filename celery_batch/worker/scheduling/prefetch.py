@@ -23,7 +23,6 @@ __all__ = [
     "limit_to_capacity",
     "messages_per_process",
     "override_disabled_prefetch",
-    "set_prefetch",
     "warn_about_limits",
 ]
 
@@ -54,13 +53,13 @@ def _messages(task: Any, policy: BatchPolicy) -> int:
     return messages
 
 
-def set_prefetch(consumer: Any, per_process: int) -> tuple[int, int]:
+def adjust_prefetch(consumer: Any, policy: Callable[[Any], BatchPolicy]) -> tuple[int, int]:
     """
-    Change the prefetch of a running consumer, from its next message on.
+    Set the prefetch of a running consumer to what the served tasks can use now.
 
     Args:
         consumer: Celery's consumer; it prefetches at least what its user has set.
-        per_process: How many messages one pool process can use.
+        policy: Returns the policy of a task.
 
     Returns:
         The prefetch before and after; 0 for no limit.
@@ -68,7 +67,8 @@ def set_prefetch(consumer: Any, per_process: int) -> tuple[int, int]:
     before: int = consumer.prefetch_multiplier
     if not before:  # Celery's value for no limit
         return 0, 0
-    after: int = max(WorkerContext.of(consumer.controller).user_prefetch, per_process)
+    context = WorkerContext.of(consumer.controller)
+    after: int = max(context.user_prefetch, messages_per_process(context.tasks, policy))
     processes: int = max(consumer.initial_prefetch_count // before, 1)
     consumer.prefetch_multiplier = consumer.controller.prefetch_multiplier = after
     consumer.initial_prefetch_count = processes * after
@@ -76,12 +76,6 @@ def set_prefetch(consumer: Any, per_process: int) -> tuple[int, int]:
         consumer.qos.increment_eventually(max(after - before, 0) * processes)
         consumer.qos.decrement_eventually(max(before - after, 0) * processes)
     return processes * before, processes * after
-
-
-def adjust_prefetch(consumer: Any, policy: Callable[[Any], BatchPolicy]) -> tuple[int, int]:
-    """Set the prefetch to what the served tasks can use now; return it before and after."""
-    tasks = WorkerContext.of(consumer.controller).tasks
-    return set_prefetch(consumer, messages_per_process(tasks, policy))
 
 
 def warn_about_limits(worker: Any, per_process: int) -> None:
