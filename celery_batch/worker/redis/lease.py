@@ -36,7 +36,7 @@ from celery_batch.worker.redis.owner import (
 from celery_batch.worker.redis.restore import Restorer
 from celery_batch.worker.redis.scripts import script
 
-__all__ = ["Lease", "Sweeper"]
+__all__ = ["Lease"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,68 +52,6 @@ _SWEEPER_INTERVALS = 3
 
 #: Most seconds between two refreshes of the messages' times.
 _REFRESH_EVERY = 5.0
-
-
-class Sweeper:
-    """
-    Finds dead workers and puts their messages back.
-
-    Args:
-        client: A plain Redis client.
-        keys: Of the worker that searches.
-        restorer: Puts messages back.
-        seconds: The length of a lease.
-    """
-
-    def __init__(self, client: Any, keys: Keys, restorer: Restorer, seconds: float) -> None:
-        self._keys = keys
-        self._restorer = restorer
-        self._seconds = seconds
-        self._find_dead = client.register_script(script("find_dead"))
-        self._cursor = "0"
-        self._missing_since: dict[str, float] = {}
-        self._expiry_counts_from = 0.0
-
-    def note_outage(self) -> None:
-        """Give all workers the length of a lease to reconnect after an outage of Redis."""
-        self._expiry_counts_from = boottime() + self._seconds
-
-    def sweep(self, may_go_on: Callable[[], bool]) -> bool:
-        """
-        Search once, and put the messages of dead workers back.
-
-        Args:
-            may_go_on: Called before each dead worker, whose messages may take a while.
-
-        Returns:
-            Whether all dead workers that were found have been handled.
-        """
-        for owner, alive in self._dead():
-            if not may_go_on():
-                return False
-            restored = self._restorer.restore_dead(owner, alive)
-            if restored:
-                logger.warning("Returned %d messages of a dead worker to their queues", restored)
-        return True
-
-    def _dead(self) -> Iterator[tuple[str, str]]:
-        """Yield each dead owner with the value of its `alive` key; "" if that has expired."""
-        keys = self._keys
-        cursor, missing, here = self._find_dead(
-            keys=[keys.due, keys.on_machine], args=[keys.alive_prefix, self._cursor]
-        )
-        self._cursor = bytes_to_str(cursor)
-        now = boottime()
-        owners = [owner for owner in map(bytes_to_str, missing) if owner != keys.owner]
-        self._missing_since = {owner: self._missing_since.get(owner, now) for owner in owners}
-        words = [bytes_to_str(word) for word in here]
-        for owner, alive in zip(words[::2], words[1::2], strict=True):
-            if owner != keys.owner and is_dead(alive):
-                yield owner, alive
-        grace = min(_GRACE, self._seconds / 2)
-        for owner, since in self._missing_since.items():
-            if now >= max(since + grace, self._expiry_counts_from):
-                yield owner, ""
 
 
 class Lease:
@@ -149,8 +87,13 @@ class Lease:
         self._renew_lease = self.client.register_script(script("renew_lease"))
         self._retire_sweeper = self.client.register_script(script("retire_sweeper"))
         self._renewed_at = self._refreshed_at = self._swept_at = boottime()
-        self._sweeper = Sweeper(self.client, self.keys, self.restorer, seconds)
+        self._find_dead = self.client.register_script(script("find_dead"))
         self._is_sweeper = False
+        #: Where the search among the owners on this machine goes on.
+        self._cursor = "0"
+        #: Since when the leases of owners have been found expired, and from when on that counts.
+        self._missing_since: dict[str, float] = {}
+        self._expiry_counts_from = 0.0
         self._has_outage = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="batch-lease", daemon=True)
@@ -253,17 +196,38 @@ class Lease:
         return bool(expired), bytes_to_str(sweeper), bytes_to_str(next_cursor)
 
     def _sweep(self) -> None:
+        """Search once for dead workers, and put their messages back, as far as there is time."""
         began = boottime()
+        for owner, alive in self._dead():
+            if boottime() - began >= self._interval or self._stopped.is_set():
+                return  # or our own lease would expire
+            restored = self.restorer.restore_dead(owner, alive)
+            if restored:
+                logger.warning("Returned %d messages of a dead worker to their queues", restored)
+        self._swept_at = began
 
-        def may_go_on() -> bool:
-            is_in_time = boottime() - began < self._interval  # or our own lease would expire
-            return is_in_time and not self._stopped.is_set()
-
-        if self._sweeper.sweep(may_go_on):
-            self._swept_at = began
+    def _dead(self) -> Iterator[tuple[str, str]]:
+        """Yield each dead owner with the value of its `alive` key; "" if that has expired."""
+        keys = self.keys
+        cursor, missing, here = self._find_dead(
+            keys=[keys.due, keys.on_machine], args=[keys.alive_prefix, self._cursor]
+        )
+        self._cursor = bytes_to_str(cursor)
+        now = boottime()
+        owners = [owner for owner in map(bytes_to_str, missing) if owner != keys.owner]
+        self._missing_since = {owner: self._missing_since.get(owner, now) for owner in owners}
+        words = [bytes_to_str(word) for word in here]
+        for owner, alive in zip(words[::2], words[1::2], strict=True):
+            if owner != keys.owner and is_dead(alive):
+                yield owner, alive
+        grace = min(_GRACE, self._seconds / 2)
+        for owner, since in self._missing_since.items():
+            if now >= max(since + grace, self._expiry_counts_from):
+                yield owner, ""
 
     def _note_outage(self, error: Exception) -> None:
-        self._sweeper.note_outage()
+        # After an outage of Redis all workers have the length of a lease to reconnect.
+        self._expiry_counts_from = boottime() + self._seconds
         if self._has_outage:  # one slow command alone does not mean that Redis is frozen
             self._stop_without_redis(error)
         if self._has_outage or self._stopped.is_set():
