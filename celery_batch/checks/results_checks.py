@@ -103,11 +103,14 @@ def caches(facts: Facts) -> Iterator[Finding]:
 
 def serializers(facts: Facts) -> Iterator[Finding]:
     """Whether each side takes what the other writes."""
-    conf, fine = facts.conf, True
-    accepted = set(conf.accept_content)
+    found = list(_unlike_serializers(facts))
+    yield from found or [ok(f"Messages travel as {', '.join(facts.conf.accept_content)}.")]
+
+
+def _unlike_serializers(facts: Facts) -> Iterator[Finding]:
+    conf, accepted = facts.conf, set(facts.conf.accept_content)
     for task in facts.tasks:
         if not accepted & _names(task.serializer):
-            fine = False
             yield problem(
                 f"{task.name} is sent as {task.serializer}, which accept_content"
                 f" ({', '.join(conf.accept_content)}) does not take: every message is"
@@ -116,20 +119,16 @@ def serializers(facts: Facts) -> Iterator[Finding]:
             )
     of_results = conf.result_accept_content or conf.accept_content
     if not set(of_results) & _names(conf.result_serializer):
-        fine = False
         yield problem(
             f"Results are written as {conf.result_serializer}, which callers do not take.",
             f"Add {conf.result_serializer!r} to result_accept_content.",
         )
     if accepted & _names("pickle"):
-        fine = False
         yield warning(
             "accept_content has pickle: everyone who can write to the broker can run any code"
             " in the workers.",
             "Use msgpack for binary data.",
         )
-    if fine:
-        yield ok(f"Messages travel as {', '.join(conf.accept_content)}.")
 
 
 def _names(serializer: str) -> set[str]:

@@ -82,11 +82,15 @@ def prefetch(facts: Facts) -> Iterator[Finding]:
     """How many messages a worker may hold, which limits the size of batches."""
     if not facts.tasks:
         return
-    conf, held = facts.conf, sum(usual_messages(task, policy_of(task)) for task in facts.tasks)
+    held = sum(usual_messages(task, policy_of(task)) for task in facts.tasks)
+    most = f"Each pool process may hold {held} messages, as many as its batches can use."
+    yield from list(_held_back(facts, held)) or [ok(most)]
+
+
+def _held_back(facts: Facts, held: int) -> Iterator[Finding]:
+    conf = facts.conf
     processes = 1 if facts.pool == "solo" else conf.worker_concurrency or facts.machine.cpus
-    fine = True
     if conf.worker_prefetch_multiplier == 0:
-        fine = False
         yield warning(
             "worker_prefetch_multiplier=0 lets one worker take the whole queue away from the"
             " others.",
@@ -95,21 +99,17 @@ def prefetch(facts: Facts) -> Iterator[Finding]:
         )
     limit = conf.get("worker_eta_task_limit")
     if limit is not None and limit < held * processes:
-        fine = False
         yield warning(
             f"worker_eta_task_limit={limit} caps batches: with {processes} pool"
             f" processes a worker needs to hold {held * processes} messages.",
             f"Raise it to {held * processes}, or lower max_batch_size.",
         )
     if conf.get("worker_disable_prefetch") and facts.broker.kind == "redis":
-        fine = False
         yield warning(
             "worker_disable_prefetch is set: each pool process holds two batches of each task"
             " instead of three.",
             "Leave the setting out; on Redis a batch task never takes more than it can use.",
         )
-    if fine:
-        yield ok(f"Each pool process may hold {held} messages, as many as its batches can use.")
 
 
 def limits(facts: Facts) -> Iterator[Finding]:
