@@ -23,6 +23,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, Self
 
+from kombu.exceptions import OperationalError
 from kombu.pidbox import Mailbox
 from kombu.utils.uuid import uuid
 
@@ -202,8 +203,13 @@ class Jobs:
         self._client.close()
 
     def all(self) -> list[dict[str, Any]]:
-        """Return the report of each running job, the oldest first."""
-        replies = self._client.ask("report", self._timeout)
+        """
+        Return the report of each running job, the oldest first.
+
+        Raises:
+            BackfillError: The broker cannot be reached.
+        """
+        replies = self._ask("report", self._timeout)
         jobs = (job for job in replies.values() if "id" in job)  # else it could not be made
         return sorted(jobs, key=lambda job: float(job["started"]))
 
@@ -216,7 +222,8 @@ class Jobs:
             name: Its id, or the beginning of it.
 
         Raises:
-            BackfillError: No running job has this name, or more than one; or it has ended since.
+            BackfillError: No running job has this name, or more than one; or it has ended since;
+                or the broker cannot be reached.
         """
         known = [job["id"] for job in self.all()]
         found = [each for each in known if name and each.startswith(name)]
@@ -225,7 +232,13 @@ class Jobs:
             there = ", ".join(found or known) or "none"
             raise BackfillError(f"{name}: {which}; there are: {there}")
         timeout = max(_REPLY_TIMEOUT, self._timeout)
-        reply = self._client.ask(command, timeout, found).get(found[0])
+        reply = self._ask(command, timeout, found).get(found[0])
         if not isinstance(reply, dict):
             raise BackfillError(f"{found[0]}: does not answer; it may have ended")
         return reply
+
+    def _ask(self, *command: Any) -> dict[str, Any]:
+        try:
+            return self._client.ask(*command)
+        except (OperationalError, OSError) as error:
+            raise BackfillError(f"the broker cannot be reached: {error}") from error

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from kombu.exceptions import OperationalError
 
 from celery_batch.backfill.checkpoint import output_status
 from celery_batch.backfill.control import Jobs
 from celery_batch.cli.common import POSITIVE, duration
-from celery_batch.errors import BatchError
+from celery_batch.cli.errors import errors_in_one_line
 from celery_batch.formatting import aligned
 
 __all__ = ["jobs"]
@@ -45,6 +44,7 @@ _COMMANDS = {
     help="Seconds without a further answer after which all jobs have answered.",
 )
 @click.pass_context
+@errors_in_one_line
 def jobs(ctx: click.Context, *, as_json: bool, timeout: float) -> None:
     """
     List, pause, resume and stop running backfills.
@@ -58,7 +58,7 @@ def jobs(ctx: click.Context, *, as_json: bool, timeout: float) -> None:
     running = ctx.obj = ctx.with_resource(Jobs(ctx.obj.app, timeout))
     if ctx.invoked_subcommand is not None:
         return
-    found = _or_error(running.all)
+    found = running.all()
     if as_json:
         click.echo(json.dumps(found, indent=2))
     elif found:
@@ -69,9 +69,10 @@ def jobs(ctx: click.Context, *, as_json: bool, timeout: float) -> None:
 
 def _command(name: str, text: str) -> click.Command:
     @click.pass_context
+    @errors_in_one_line
     def control(ctx: click.Context, /, names: Sequence[str]) -> None:
         for job_id in names:
-            job = _or_error(lambda job_id=job_id: ctx.obj.control(name, job_id))
+            job = ctx.obj.control(name, job_id)
             end = "the same command continues"
             end = end if job["output"] else "its loop ends with BackfillStopped"
             reply = _COMMANDS[name].format(pending=int(job["pending"]), end=end)
@@ -91,13 +92,14 @@ jobs.add_command(_command("stop", "Stop jobs as Ctrl-C does; what was answered i
 @jobs.command(name="show", short_help="Show how far backfills have come, by their files.")
 @click.argument("outputs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects as JSON.")
+@errors_in_one_line
 def show(outputs: Sequence[Path], *, as_json: bool) -> None:
     """
     Show how far the backfills into OUTPUTS have come.
 
     It reads the files beside the outputs, so it knows backfills that have ended, too.
     """
-    found = (_or_error(lambda output=output: output_status(output)) for output in outputs)
+    found = map(output_status, outputs)
     if as_json:
         click.echo(json.dumps(list(found), indent=2))
     else:
@@ -113,15 +115,6 @@ def _status(found: Mapping[str, Any]) -> str:
         return f"{found['output']}: complete since {at}: {words}"
     goes_on = "unless it is running, the same command continues"
     return f"{found['output']}: not complete, as of {at}: {words}; {goes_on}"
-
-
-def _or_error(call: Any) -> Any:
-    try:
-        return call()
-    except BatchError as error:
-        raise click.ClickException(str(error)) from error
-    except (OperationalError, OSError) as error:
-        raise click.ClickException(f"the broker cannot be reached: {error}") from error
 
 
 def _row(job: Mapping[str, Any]) -> tuple[str, ...]:
