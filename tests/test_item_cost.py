@@ -70,7 +70,7 @@ def test_what_the_function_raises_is_the_error_of_its_row():
     assert isinstance(two, InvalidCost)
     assert "its cost function raised TypeError: object of type 'NoneType' has no len()" in str(two)
     assert isinstance(three, ItemTooLarge)
-    assert "this item costs 6, and max_item_cost is 5; send a smaller one" in str(three)
+    assert "this item costs 6, and at most 5 is allowed (max_item_cost)" in str(three)
 
 
 def test_a_number_that_is_too_large_for_any_cost_is_none():

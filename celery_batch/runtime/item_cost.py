@@ -94,8 +94,8 @@ class ItemCost:
             )
         if cost > self._largest:
             raise ItemTooLarge(
-                f"{self._name}: this item costs {cost:g}, and max_item_cost is {self._largest:g};"
-                f" send a smaller one, or raise max_item_cost"
+                f"{self._name}: this item costs {cost:g}, and at most {self._largest:g} is"
+                f" allowed (max_item_cost)"
             )
         return cost
 

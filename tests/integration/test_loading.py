@@ -5,15 +5,36 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
-from celery_batch.processes.managed_process import wait_until
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from tests.conftest import Shop
 
 COUNTER = ("-Q", "celery,counter")
+ROOT = Path(__file__).parents[2]
+
+#: An app whose model imports a module of the same folder when it is loaded.
+LAZY = """
+from celery import Celery
+from celery_batch import Model
+
+app = Celery("theirs")
+
+class Doubler(Model):
+    def load(self, device):
+        import networks
+        self.double = networks.double
+
+    def predict(self, batch):
+        return [self.double(number) for number in batch]
+
+Doubler.as_task(app, name="doubled")
+"""
 
 
 @pytest.mark.parametrize("pool", [("-c", "2"), ("-P", "solo"), ("-P", "threads", "-c", "2")])
@@ -93,6 +114,19 @@ def test_failed_load_or_warm_up_is_a_failed_start(
 
 
 @pytest.mark.skipif(os.cpu_count() == 1, reason="one core, one copy")
+def test_load_imports_what_lies_beside_the_app(shop: Shop, tmp_path: Path):
+    """The folder of `-A` has the module of the network, which the app's own must not import."""
+    (tmp_path / "networks.py").write_text("def double(number):\n    return 2 * number\n")
+    (tmp_path / "their_tasks.py").write_text(LAZY)
+    celery = str(Path(sys.executable).with_name("celery"))
+    command = [celery, "--workdir", str(tmp_path), "-A", "their_tasks", "worker"]
+    env = {**os.environ, **shop.environment, "PYTHONPATH": str(ROOT)}
+    with ManagedProcess([*command, "-c", "1", "-Q", "theirs"], tmp_path / "their.log", env=env):
+        sent = shop.app.send_task("doubled", (21,), queue="theirs")
+
+        assert 42 == sent.get(timeout=30)
+
+
 def test_a_model_for_each_core_is_told_at_the_start(shop: Shop):
     """Without --concurrency the worker says how often it loads its models, and what that takes."""
     worker = shop.worker(*COUNTER, SHOP_CLERK_MIB="64")

@@ -70,6 +70,16 @@ def test_run_without_results_is_counted(
     assert 1 == found["trouble"][end]
 
 
+def test_batch_whose_requests_were_too_late_has_not_broken_off(worker: Worker, pool: Pool):
+    """Requests that expire or are revoked in a batch that waits are no fault of its process."""
+    calls = worker.send("trios", "a", "b", "c")
+    pool.sent[-1].accept_callback(7, 100.0)
+    calls[0].has_expired = calls[1].has_expired = calls[2].is_done = True
+    pool.sent[-1].callback(BatchEnd([None, None, None]))
+
+    assert not sum(summary(worker)["trouble"].values())
+
+
 @pytest.mark.parametrize(
     ("error", "end"), [(WorkerLostError("gone"), "lost"), (TimeLimitExceeded(1.0), "time_limit")]
 )

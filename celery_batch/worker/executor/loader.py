@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import socket
+import sys
 import threading
 import traceback
 from collections.abc import Iterable
@@ -215,6 +216,7 @@ def load_models(app: Any, tasks: Iterable[str], *, index: int = 0, processes: in
     if processes > 1:
         # As many math threads as cores in each process would compete.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(devices.usable_cores() // processes, 1)))
+    _find_modules_beside_the_app()
     device = devices.pin(index, Settings.of(app).devices)
     registry.set_device(device)
     batch_tasks = [app.tasks[name] for name in tasks]
@@ -227,6 +229,19 @@ def load_models(app: Any, tasks: Iterable[str], *, index: int = 0, processes: in
         else:
             prepare_shapes(task)
     return device
+
+
+def _find_modules_beside_the_app() -> None:
+    """
+    Put the working folder last on the path.
+
+    Celery has it there only while it imports the app, but `load` imports what the app's module
+    must not: torch, and the module of a network that imports torch.
+    """
+    with suppress(FileNotFoundError):  # the folder was removed
+        folder = str(Path.cwd())
+        if folder not in sys.path:
+            sys.path.append(folder)
 
 
 def load_in_pool_process() -> None:

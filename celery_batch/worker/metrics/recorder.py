@@ -56,11 +56,19 @@ def _end_of(job: BatchJob) -> End:
     """Return how a batch ended as a whole."""
     answer = job.answer
     if answer is not None:
-        return _ENDS[answer.unanswered] if None in answer.results else End.ANSWERED
+        return _ENDS[answer.unanswered] if _has_unanswered(job, answer) else End.ANSWERED
     error = _unwrapped(job.error)
     if isinstance(error, TimeLimitExceeded):
         return End.TIME_LIMIT
     return End.LOST if isinstance(error, (WorkerLostError, SystemExit)) else End.ERROR
+
+
+def _has_unanswered(job: BatchJob, answer: BatchEnd) -> bool:
+    """Return whether a request was to run and did not; who is too late was not to run."""
+    return None in answer.results and any(
+        result is None and not request.is_done and not request.has_expired
+        for request, result in zip(job.requests, answer.results, strict=True)
+    )
 
 
 def _count_outcomes(job: BatchJob, follow_up: FollowUp) -> Counter[RequestEnd]:
