@@ -35,8 +35,12 @@ def serving(facts: Facts) -> Iterator[Finding]:
     elif facts.tasks and facts.workers is not None:
         yield warning(
             "No worker replies: calls wait in the broker.",
-            "Start one: celery -A APP worker --concurrency=1",
+            f"Start one: celery -A APP worker --concurrency=1 -Q {_queues(facts)}",
         )
+
+
+def _queues(facts: Facts) -> str:
+    return ",".join(sorted({facts.queues[task.name] for task in facts.tasks}))
 
 
 def _served(facts: Facts, workers: tuple[Worker, ...]) -> Iterator[Finding]:

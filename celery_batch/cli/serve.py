@@ -105,10 +105,12 @@ def status(directory: Path | None) -> None:
     `celery -A APP batch top` shows the tasks and workers of an app on all machines, and
     `celery batch jobs` running backfills.
     """
-    processes = _needed("celery_batch.serve.processes")
     folders = [directory] if directory else list(run_folder.live_folders())
     if not folders:
-        raise click.ClickException("nothing is served: start `celery batch serve` first")
+        raise click.ClickException(
+            "`celery batch serve` does not run here; for workers see `celery -A APP batch top`"
+        )
+    processes = _needed("celery_batch.serve.processes")
     for folder in folders:
         found = processes.read_status(folder) if run_folder.is_live(folder) else None
         if found is None:

@@ -51,10 +51,10 @@ def about_size(curve: Curve, proposal: Proposal) -> str:
     size, smallest = limit_of(chosen.policy), proposal.sizes[0]
     is_one = smallest.policy.max_batch_size == 1
     otherwise = "one by one" if is_one else f"with up to {limit_of(smallest.policy)}"
+    compared = f"; {otherwise} it would be {number(smallest.max_rate)}"
     words = [
         f"With up to {size} in a batch one process completes {number(chosen.max_rate)} requests a"
-        f" second within {figure(proposal.latency)}; {otherwise} it would be"
-        f" {number(smallest.max_rate)}."
+        f" second within {figure(proposal.latency)}{compared if chosen is not smallest else ''}."
         if chosen.max_rate
         else f"Of the sizes measured, {size} comes nearest."
     ]

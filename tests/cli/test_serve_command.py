@@ -133,10 +133,10 @@ def test_a_broker_that_is_away_is_refused_without_its_password(refusal, tmp_path
 
 
 def test_status_without_anything_served_says_so(refusal, monkeypatch, tmp_path):
-    """And names the command that serves."""
+    """And names the command for workers, which the reader may have looked for."""
     monkeypatch.setattr(run_folder, "_home", lambda: tmp_path / "home")
 
-    assert "nothing is served" in refusal(status)
+    assert "`celery batch serve` does not run here; for workers see" in refusal(status)
     assert "nothing is served from here" in refusal(status, "--dir", str(tmp_path))
 
 

@@ -97,6 +97,16 @@ def test_every_metric_that_dashboard_and_alerts_use_is_documented():
     assert set() == used - documented
 
 
+def test_every_extra_is_documented():
+    """The page lists each extra of the wheel, and no other."""
+    page = (tables.REFERENCE / "compatibility.md").read_text()
+    listed = re.search(r"^\| extra \|.*?\n\n", page, re.MULTILINE | re.DOTALL)
+    assert listed is not None
+    names = re.findall(r"`([\w-]+)`", "".join(re.findall(r"^\|([^|]*)", listed[0], re.MULTILINE)))
+
+    assert sorted(tables._project()["optional-dependencies"]) == sorted(names)
+
+
 def test_every_environment_variable_is_documented():
     """The page has each variable that the package reads, by the ways in which its modules do."""
     page = (tables.REFERENCE / "environment.md").read_text()

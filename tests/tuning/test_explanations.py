@@ -63,14 +63,16 @@ def test_a_target_hardly_longer_than_the_model_is_explained():
 
 
 def test_the_size_is_compared_with_smaller_and_larger_ones():
-    """With batches of one, and with the next size that was measured."""
+    """With batches of one, unless that is it, and with the next size that was measured."""
     measured = curve(fixed=0.0, each=0.01)
     small = about_size(measured, propose(measured, 0.1, rate=20))
     growing = curve(cap="a batch of 128 does not fit into memory (no)")
     large = about_size(growing, propose(growing, 5.0, rate=20))
 
-    assert "one by one it would be" in small
-    assert "With up to" in small
+    assert small.startswith("With up to 1 in a batch one process completes ")
+    assert "one by one" not in small
+    assert ". With up to 4 it would be" in small
+    assert "; one by one it would be" in large
     assert large.startswith("With up to 64 in a batch one process completes ")
     assert large.endswith(
         "It was not measured further: a batch of 128 does not fit into memory (no)."
@@ -79,8 +81,7 @@ def test_the_size_is_compared_with_smaller_and_larger_ones():
 
 def test_the_smallest_cost_is_no_single_item():
     """Where cost limits batches, or none of one was measured, the smallest limit is named."""
-    measured = curve(fixed=0.0, each=0.01)
-    larger = Curve(measured.points[1:])
+    larger = Curve(curve().points[1:])
     text = about_size(larger, propose(larger, 5.0, rate=20))
 
     assert "with up to 4 it would be" in text

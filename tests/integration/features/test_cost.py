@@ -69,7 +69,7 @@ def test_an_item_without_a_cost_fails_alone(place: Place):
     assert isinstance(found[1], InvalidCost)
     assert "f.tokens: its cost function raised TypeError" in str(found[1])
     assert isinstance(found[2], ItemTooLarge)
-    assert "this item costs 151, and max_item_cost is 150" in str(found[2])
+    assert "this item costs 151, and at most 150 is allowed" in str(found[2])
 
 
 def test_a_row_without_a_cost_fails_in_its_chunk(place: Place):
