@@ -8,16 +8,17 @@ import re
 import socket
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
 
+from celery_batch.errors import ConfigurationError
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.processes.redis_server import RedisServer
 from tests.services.forked import start
-from tests.services.shop import CELERY
+from tests.services.shop import CELERY, emptied
 from tests.webapp.browser import chromium, visit
 
 ROOT = Path(__file__).parents[2]
@@ -82,20 +83,29 @@ def url(tmp_path_factory):
             yield address
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def idle_broker():
     """A broker without workers, which may be stopped and started again."""
     with tempfile.TemporaryDirectory() as folder, RedisServer(folder) as broker:
         yield broker
 
 
-@pytest.fixture
-def idle_url(tmp_path_factory, idle_broker):
+@pytest.fixture(scope="module")
+def idle_server(tmp_path_factory, idle_broker):
     """The address, under a path, of a web server for one task that no worker serves."""
     env = environ(idle_broker, WEBAPP_NAIVE_TASK="", WEBAPP_IMAGE_TASK="", WEBAPP_TIMEOUT="1")
     log = tmp_path_factory.mktemp("logs") / "web.log"
     with web_server(log, "/demo/healthz", env, "tests.webapp.page_prefix:site") as address:
         yield f"{address}demo/"
+
+
+@pytest.fixture
+def idle_url(idle_broker, idle_server):
+    """The same, with nothing in the broker."""
+    with suppress(ConfigurationError):
+        idle_broker.start()  # where a test that failed has stopped it
+    emptied(idle_broker)
+    return idle_server
 
 
 def send_burst(page, **numbers):

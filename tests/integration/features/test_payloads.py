@@ -350,6 +350,7 @@ def test_no_event_loop_reads_values(place: Place, monkeypatch: pytest.MonkeyPatc
     assert not [each for each in readers if "result" in each.name]
 
 
+@ALIKE
 def test_a_store_that_is_away_for_a_moment(place: Place, monkeypatch: pytest.MonkeyPatch):
     """A result is read again; if that fails, too, it is not the task that has failed."""
     store: Any = AppPayloads.of(place.app).store
