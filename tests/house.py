@@ -36,8 +36,6 @@ ALLOWED = frozenset(
         ("celery_batch.task", "celery_batch.worker.intake.strategy"),
         # `Model.as_task`: a method of the model that makes a task, which holds the model.
         ("celery_batch.runtime.model", "celery_batch.task"),
-        # Groups wait for the listener, whose beginning makes the app's groups such.
-        ("celery_batch.client.results.listener", "celery_batch.client.results.group"),
         # A Celery app names the modules of its tasks, which are decorated with the app.
         ("workers.celery", "workers.colours"),
         ("workers.celery", "workers.echo"),

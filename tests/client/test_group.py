@@ -14,7 +14,7 @@ from celery import states
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult, GroupResult, ResultSet
 
-from celery_batch.client.results.group import BatchGroup
+from celery_batch.client.results.group import BatchGroup, adopt_groups
 from celery_batch.client.results.pending import PendingResults
 from celery_batch.client.results.result import BatchResult
 from celery_batch.processes.managed_process import wait_until
@@ -280,5 +280,6 @@ def test_app_s_own_class_of_groups_is_kept(redis_server: Any):
             Own, reverse="GroupResult"
         )
 
-        assert background.listener
+        adopt_groups(background.app)
+
         assert own is background.app.GroupResult

@@ -10,6 +10,7 @@ from uuid import uuid4
 import redis
 from celery import Celery
 
+from celery_batch.client.results.group import adopt_groups
 from celery_batch.client.results.listener import close_listener, listener_for
 from celery_batch.client.results.result import BatchResult
 from celery_batch.processes.redis_server import RedisServer
@@ -31,6 +32,7 @@ class FakeWorker:
         self.redis = redis.Redis(unix_socket_path=str(server.directory / "redis.sock"))
         self.app = Celery("asker", broker=server.url, backend=server.url, set_as_current=False)
         self.app.conf.update(conf)
+        adopt_groups(self.app)  # as the first call does
 
     def __enter__(self) -> Self:
         return self

@@ -43,6 +43,7 @@ from celery_batch.client.publish.message import (
     sent_now,
 )
 from celery_batch.client.publish.transport import Transport
+from celery_batch.client.results.group import adopt_groups
 from celery_batch.client.results.listener import listener_for, why_not_notified
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.fast_paths import PathState, states_in_words
@@ -70,6 +71,8 @@ class Publisher(PerProcess):
         super().__init__(app)
         self._use(PublishSettings(app))
         self._send_buffer = SendBuffer(Transport(app).write)
+        if not self._settings.is_stock:
+            adopt_groups(app)
         _log_fast_paths(app)
 
     def _use(self, settings: PublishSettings) -> None:

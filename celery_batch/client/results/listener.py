@@ -21,7 +21,6 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from enum import Enum, auto
 from functools import partial
-from importlib import import_module
 from typing import Any
 from uuid import uuid4
 
@@ -427,7 +426,6 @@ def _start(app: Any) -> Listener | None:
             listener = Listener(app, ResultReader(app.backend))
             if not listener.is_started:
                 return None  # perhaps it can be the next time
-            import_module("celery_batch.client.results.group").adopt_groups(app)
         _listeners[app] = listener
         if listener is not None:
             _close_with_app(app)
