@@ -19,6 +19,9 @@ SOON = 40.0
 #: As Redis counts: 0 is most urgent.
 URGENT, PATIENT = 0, 9
 
+#: Bytes of a request that are written to the pool process only as it reads them.
+_MORE_THAN_A_PIPE = 200_000
+
 
 @pytest.fixture
 def fresh(redis_server: RedisServer, tmp_path: Path) -> Iterator[Stage]:
@@ -58,6 +61,34 @@ def test_urgent_batch_runs_before_the_one_that_lies_ready(fresh: Stage):
 
     assert list("aabbccddu") == [result.get(timeout=SOON) for result in results]
     assert list("aubcd") == [name for name, *_ in fresh.facts("ran")]
+
+
+@pytest.mark.parametrize(("broker", "urgent", "patient"), [("redis", 0, 9), ("rabbitmq", 9, 0)])
+def test_urgent_batch_overtakes_behind_a_lone_batch(
+    request: pytest.FixtureRequest,
+    redis_server: RedisServer,
+    tmp_path: Path,
+    broker: str,
+    urgent: int,
+    patient: int,
+):
+    """The main thread has the lone batch to itself, but others read what comes meanwhile."""
+    url = request.getfixturevalue("rabbitmq_server").url if broker == "rabbitmq" else ""
+    conf = {"task_queue_max_priority": 10}  # RabbitMQ needs it, Redis has priorities anyway
+    with Stage(redis_server, tmp_path, broker=url) as stage:
+        stage.worker("tests.services.overlapped", "-c", "1", conf=conf)
+        client = stage.client(**conf)
+        results = send(client, "a", priority=patient, items=1, waits={"running": ["go"]})
+        wait_for(stage, "a running")
+        results += send(client, "b", priority=patient, waits={"unused": "x" * _MORE_THAN_A_PIPE})
+        wait_for(stage, "b entered")
+        results += send(client, "u", priority=urgent)
+        wait_for(stage, "u entered")
+        go_on(stage.redis, "go")
+
+        assert list("abbuu") == [result.get(timeout=SOON) for result in results]
+        assert list("aub") == [name for name, *_ in stage.facts("ran")]
+        assert ["a", True, "main"] in stage.facts("finished")
 
 
 def test_patient_ones_have_their_share_of_a_crowd(fresh: Stage):

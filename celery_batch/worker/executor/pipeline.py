@@ -7,7 +7,8 @@ batch while another prepares the next one, and the third prepares a more urgent 
 
 Rule 1: a lone batch is the main thread's from beginning to end, as in any pool: handing it
         over and back would cost more than there is to do beside it.  The main thread
-        therefore reads the pipe until a batch comes that has others behind it.  From then
+        therefore reads the pipe until a batch comes that has others behind it, or any job
+        beside a lone batch, whose end more urgent ones must not wait for unread.  From then
         on worker threads read, until they have nothing to read and nothing to finish.
 Rule 2: jobs run in the order in which they were read, except that a batch overtakes less
         urgent ones whose models have not begun.
@@ -81,6 +82,10 @@ _SWITCH_INTERVAL = 0.0001
 #: the other batches, if the process is told to terminate.
 _FINISH_TIMEOUT, _LAST_MOMENT = 5.0, 1.0
 
+#: What wakes the thread that waits at the pipe: nothing, any job, or one job only.
+_NO_JOB, _ANY_JOB = select.EPOLLONESHOT, select.EPOLLIN
+_ONE_JOB = _ANY_JOB | _NO_JOB
+
 
 class JobReader:
     """
@@ -98,13 +103,15 @@ class JobReader:
         self._first: Any = None
         #: Set while worker threads read.
         self._in_threads = threading.Event()
+        #: Whether they are to read from the next job on.
+        self._is_watched = False
         self._open = 0
         self._lock = threading.Lock()
-        #: Wakes the thread that waits at the pipe when all jobs have finished.
+        #: Wakes the thread that waits at the pipe when it has a first job, or all have finished.
         self._wake_reader, self._wake_writer = os.pipe()
-        self._either = select.poll()
-        self._either.register(pipe, select.POLLIN)
-        self._either.register(self._wake_reader, select.POLLIN)
+        self._either = select.epoll()
+        self._either.register(pipe, _NO_JOB)
+        self._either.register(self._wake_reader, select.EPOLLIN)
 
     def switch_to_threads(self, job: Any) -> None:
         """
@@ -114,7 +121,25 @@ class JobReader:
             job: The first one, which the main thread has read.
         """
         self._first = job
+        self._read_in_threads()
+        os.write(self._wake_writer, b"\0")
+
+    def _read_in_threads(self) -> None:
         self._in_threads.set()
+        self._either.modify(self._pipe, _ANY_JOB)
+
+    def watch(self) -> None:
+        """Have worker threads read from the next job on; called on the main thread."""
+        self._is_watched = True
+        self._either.modify(self._pipe, _ONE_JOB)  # which wakes no thread before there is a job
+
+    def unwatch(self) -> bool:
+        """Return whether worker threads have begun to read since `watch`; they go on then."""
+        with self._lock:
+            is_unread, self._is_watched = self._is_watched, False
+            if is_unread:
+                self._either.modify(self._pipe, _NO_JOB)
+        return not is_unread
 
     def receive_in_thread(self) -> Any:
         """
@@ -124,22 +149,37 @@ class JobReader:
             The job.  None if there is none, and all have finished: the main thread reads
             from now on, and has to be woken.
         """
-        self._in_threads.wait()
+        self._await_turn()
         job, self._first = self._first, None
         while not job and self._has_more():
             job = self.receive()
         if not job:
+            self._either.modify(self._pipe, _NO_JOB)
             self._in_threads.clear()
         return job
 
+    def _await_turn(self) -> None:
+        while not self._in_threads.is_set():
+            if not self._await_job():
+                continue
+            with self._lock:
+                if self._is_watched:  # else the main thread was faster
+                    self._is_watched = False
+                    self._read_in_threads()
+
     def _has_more(self) -> bool:
-        while True:
-            ready = {descriptor for descriptor, _ in self._either.poll()}
-            if self._pipe in ready:
-                return True
-            os.read(self._wake_reader, 1)
+        while not self._await_job():
             if not self._open:
                 return False
+        return True
+
+    def _await_job(self) -> bool:
+        """Return at a job or when woken, and which of the two it is."""
+        ready = {descriptor for descriptor, _ in self._either.poll()}
+        if self._pipe in ready:
+            return True
+        os.read(self._wake_reader, 1)
+        return False
 
     def begin(self) -> None:
         """Count a job that a worker thread has read."""
@@ -415,7 +455,7 @@ class _WorkerThreads:
             signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
         elif arguments[1].is_lone:
             limit = self._limit(arguments[2])
-            job = TASK, (number, index, function, (*arguments, limit), options)
+            job = TASK, (number, index, self._run_lone, (*arguments, limit), options)
         else:
             self._threads_read = True
             self._reader.switch_to_threads(job)
@@ -423,6 +463,16 @@ class _WorkerThreads:
         if self._to_read:
             self._to_read -= 1
         return job
+
+    def _run_lone(self, task_name: str, *arguments: Any) -> Any:
+        """Run a lone batch as `run_batch` does; worker threads read what comes meanwhile."""
+        if self._to_read == 0 or not may_overlap(self._app.tasks.get(task_name)):
+            return run_batch(task_name, *arguments)
+        self._reader.watch()
+        try:
+            return run_batch(task_name, *arguments)
+        finally:
+            self._threads_read = self._reader.unwatch()
 
     @staticmethod
     def _limit(seconds: float | None) -> SoftLimit:
