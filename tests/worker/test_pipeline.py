@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from queue import SimpleQueue
@@ -243,8 +244,11 @@ def test_success_is_reported_once(app: Celery, process: Process):
     assert [(1, True)] == process.reported()
 
 
-def test_urgent_batch_goes_before_the_one_that_lies_ready(app: Celery, process: Process):
-    """The main thread takes the most urgent batch that is ready."""
+@pytest.mark.parametrize("is_lone", [False, True])
+def test_urgent_batch_goes_before_the_one_that_lies_ready(
+    app: Celery, process: Process, *, is_lone: bool
+):
+    """The main thread takes the most urgent batch that is ready; also after a lone one."""
     ran: list[int] = []
     entered = {number: threading.Event() for number in (1, 2, 3)}
 
@@ -264,13 +268,48 @@ def test_urgent_batch_goes_before_the_one_that_lies_ready(app: Celery, process: 
             entered[args[0]].set()
 
     task = declared(app, run, base=Noting)
-    process.send(task, 1, urgency=9)
+    process.send(task, 1, urgency=9, is_lone=is_lone)
     for _ in range(3):
         process.run_next()
     process._ensure_messages_consumed(completed=3)
 
     assert [1, 3, 2] == ran
     assert [(1, True), (2, True), (3, True)] == sorted(process.reported())
+    wait_until(process.why_threads_read, [], what="the end of reading", timeout=60)
+
+
+class Calling(BatchTask):
+    """May not overlap, since its call may set up what is there on its own thread only."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the task as Celery does."""
+        return super().__call__(*args, **kwargs)
+
+
+@pytest.mark.parametrize(("base", "to_read"), [(Calling, None), (BatchTask, 1)])
+def test_nothing_is_read_beside_some_lone_batches(
+    app: Celery, process: Process, base: type[BatchTask], to_read: int | None
+):
+    """One that may not overlap has the process to itself, and the last one is followed by none."""
+    beside: list[str] = []
+
+    def run(numbers: list[int]) -> list[int]:
+        if numbers == [1]:
+            process.send(task, 2, is_lone=True)
+            time.sleep(0.1)
+            beside.append(process.why_threads_read())
+        return numbers
+
+    task = declared(app, run, base=base)
+    process.worker_threads._to_read = to_read
+    process.send(task, 1, is_lone=True)
+    for _ in range(2):
+        process.run_next()
+
+    assert [""] == beside
+    assert [(1, True), (2, True)] == process.reported()
 
 
 def test_threads_yield_the_interpreter_soon(app: Celery, process: Process):
