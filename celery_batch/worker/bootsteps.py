@@ -40,6 +40,7 @@ from celery_batch.worker.control.served_tasks import ServedTasksEntry
 from celery_batch.worker.dispatch.job_submitter import overlap_state
 from celery_batch.worker.executor.loader import load_failed, load_models
 from celery_batch.worker.executor.warmup import ConcurrencyWarning, WarmUp
+from celery_batch.worker.intake.request import wants_events
 from celery_batch.worker.intake.validation import MessageValidator
 from celery_batch.worker.metrics.exporter import BatchMetrics
 from celery_batch.worker.metrics.snapshot import in_words, stats_of
@@ -228,10 +229,13 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def _log_fast_paths(self, consumer: Any) -> None:
         """Log the fast paths of this worker at its start, and when they have changed."""
-        text = states_in_words((*self.bulk.states(), *_path_states(consumer)))
+        text = states_in_words(self._path_states(consumer))
         if text != self._fast_paths:
             logger.info("Fast paths: %s", text)
         self._fast_paths = text
+
+    def _path_states(self, consumer: Any) -> tuple[PathState, ...]:
+        return (*self.bulk.states(), *_path_states(consumer))
 
     def stop(self, consumer: Any) -> None:
         """Give back the requests that have not been sent to the pool."""
@@ -253,14 +257,23 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         stats = stats_of(consumer)
         words = in_words(stats)
         shown = {"batches": stats.pop("tasks"), "batch_device": stats}
-        return {**words, **shown, "celery_batch": version("celery-batch")}
+        paths = {state.name: state.reason for state in self._path_states(consumer)}
+        return {
+            **words,
+            **shown,
+            "batch_fast_paths": paths,
+            "celery_batch": version("celery-batch"),
+        }
 
 
 def _path_states(consumer: Any) -> Iterator[PathState]:
     """Yield the states of the fast paths that are the same on all connections of a worker."""
     app, controller = consumer.app, consumer.controller
     paths = FastPaths.of(app)
-    yield paths.state("intake")
+    eventer, tasks = consumer.event_dispatcher, batch_tasks(app)
+    has_events = bool(tasks) and all(wants_events(eventer, task) for task in tasks)
+    events = "task events are on" if has_events else ""
+    yield PathState("intake", paths.state("intake").reason or events)
     for path in ("write_ahead", "overlap"):
         state = overlap_state(app, controller.max_concurrency or controller.concurrency, path)
         if not isinstance(consumer.pool, PreforkPool):
