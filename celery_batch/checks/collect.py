@@ -25,8 +25,18 @@ from kombu.utils.url import maybe_sanitize_url
 from redis.exceptions import NoPermissionError, RedisError
 
 from celery_batch.broker_depth import can_read_depth, open_depth_reader
-from celery_batch.checks.facts import Facts, Machine, PayloadFacts, Redis, Server, Torch, Worker
-from celery_batch.client.results.listener import ResultReader
+from celery_batch.checks.facts import (
+    PREFORK,
+    Facts,
+    Machine,
+    PayloadFacts,
+    Redis,
+    Server,
+    Torch,
+    Worker,
+)
+from celery_batch.client.publish.fast_publish import why_slow
+from celery_batch.client.results.listener import ResultReader, why_not_notified
 from celery_batch.cluster.control_client import ControlClient, impatient_connection
 from celery_batch.compat.fast_paths import FastPaths, PathState
 from celery_batch.config import FAST_PATHS, Settings
@@ -40,6 +50,7 @@ from celery_batch.payloads.store import (
     StoreError,
     StoreRefused,
 )
+from celery_batch.worker.dispatch.job_submitter import overlap_state
 from celery_batch.worker.redis.answer_cache import cache_backend
 from celery_batch.worker.scheduling.routing import batch_tasks, queue_of, routed_queues
 
@@ -77,7 +88,7 @@ def collect(app: Any) -> Facts:
         trouble=trouble,
         tasks=tuple(tasks),
         queues=queues,
-        routed=None if trouble else frozenset(routed_queues(app)),
+        routed=None if trouble else frozenset(routed_queues(app, with_own=True)),
         pool=pool_of(app),
         devices=devices,
         broker=broker,
@@ -89,16 +100,52 @@ def collect(app: Any) -> Facts:
         unasked=unasked,
         depths={} if broker.error else depths_of(app, set(queues.values())),
         version=version("celery-batch"),
-        fast_paths=fast_paths_of(app),
+        fast_paths=fast_paths_of(app, broker.kind),
     )
 
 
-def fast_paths_of(app: Any) -> tuple[PathState, ...]:
-    """Return the state of each fast path; nothing if the setting is wrong."""
+#: The fast paths that only some brokers have.
+_BROKERS = {"amqp_frames": ("amqp",), "fetch": ("redis",), "acknowledge": ("redis", "amqp")}
+
+
+def fast_paths_of(app: Any, broker: str) -> tuple[PathState, ...]:
+    """
+    Return the state of each fast path, as the app's settings are; nothing if one is wrong.
+
+    Args:
+        app: The Celery app.
+        broker: The kind of its broker.
+    """
     try:
-        return tuple(map(FastPaths.of(app).state, FAST_PATHS))
+        reasons = {name: FastPaths.of(app).state(name).reason for name in FAST_PATHS}
     except ConfigurationError:
         return ()  # `trouble` says it
+    with suppress(Exception):  # no such transport or backend, of which other checks speak
+        reasons |= {name: reasons[name] or other for name, other in _why_off(app).items()}
+    return tuple(
+        PathState(name, reason)
+        for name, reason in reasons.items()
+        if broker in _BROKERS.get(name, (broker,))
+    )
+
+
+def _why_off(app: Any) -> dict[str, str]:
+    """Return why fast paths are off that no library keeps from being on."""
+    conf, pool = app.conf, pool_of(app)
+    processes = conf.worker_concurrency or 1
+    others = "" if pool in PREFORK else f"the pool is {pool}"
+    backend = app.backend
+    elsewhere = "" if ResultReader.supports(backend) else f"results are in {type(backend).__name__}"
+    return {
+        "publish": why_slow(app),
+        "notify": why_not_notified(app),
+        "intake": "worker_send_task_events is on" if conf.worker_send_task_events else "",
+        **{
+            path: others or overlap_state(app, processes, path).reason
+            for path in ("write_ahead", "overlap")
+        },
+        **dict.fromkeys(("trace", "store"), elsewhere),
+    }
 
 
 def trouble_of(app: Any) -> str:
@@ -391,10 +438,13 @@ def workers_of(app: Any, tasks: Collection[str]) -> tuple[Worker, ...]:
     """
     with closing(ControlClient(app)) as client:
         stats = client.ask("stats", _REPLY_TIMEOUT)
-        # Workers that run no batch task may not know the second command.
-        knows_it = any("batches" in each for each in stats.values())
-        earlier = client.ask("batch_stats", _REPLY_TIMEOUT) if knows_it else {}
-        later = client.ask("batch_stats", _REPLY_TIMEOUT) if knows_it else {}
+        # Any other worker would log the command, which it does not know, with a traceback.
+        ours = [name for name, each in stats.items() if "batches" in each]
+        began = time.monotonic()
+        earlier = client.ask("batch_stats", _REPLY_TIMEOUT, ours) if ours else {}
+        if ours:
+            time.sleep(max(0.0, began + _REPLY_TIMEOUT - time.monotonic()))
+        later = client.ask("batch_stats", _REPLY_TIMEOUT, ours) if ours else {}
         workers = [
             Worker(
                 name=name,
@@ -407,16 +457,25 @@ def workers_of(app: Any, tasks: Collection[str]) -> tuple[Worker, ...]:
         if all(worker.tasks.keys() >= set(tasks) for worker in workers):
             return tuple(workers)  # a worker that serves all of them discards none
         queues = client.ask("active_queues", _REPLY_TIMEOUT)
-        known = client.ask("registered", _REPLY_TIMEOUT)
+        # Which only tasks of celery-batches have, of those in other workers.
+        wanted = {"taskinfoitems": ["flush_every"]}
+        known = client.ask("registered", _REPLY_TIMEOUT, arguments=wanted)
     return tuple(
         replace(
             worker,
             queues=_names(queues.get(worker.name), lambda queue: queue["name"]),
-            # As in "shop.toy [rate_limit=1/s]".
+            # As in "shop.toy [flush_every=10]".
             knows=_names(known.get(worker.name), lambda task: task.partition(" [")[0]),
+            flushes=_flushing(known.get(worker.name)),
         )
         for worker in workers
     )
+
+
+def _flushing(answer: Any) -> frozenset[str]:
+    """Return the names of the tasks that a worker has with celery-batches' interface."""
+    tasks = answer if isinstance(answer, list) else ()
+    return frozenset(task.partition(" [")[0] for task in tasks if "flush_every=" in task)
 
 
 def _names(answer: Any, name: Callable[[Any], str]) -> frozenset[str] | None:

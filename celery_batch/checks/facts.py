@@ -13,7 +13,10 @@ from typing import Any
 from celery_batch.cluster.state import reports_of
 from celery_batch.compat.fast_paths import PathState
 
-__all__ = ["Facts", "Machine", "PayloadFacts", "Redis", "Server", "Torch", "Worker"]
+__all__ = ["PREFORK", "Facts", "Machine", "PayloadFacts", "Redis", "Server", "Torch", "Worker"]
+
+#: Celery's names of the pool with processes.
+PREFORK = ("prefork", "processes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +136,7 @@ class Worker:
         batch_stats: The same, some seconds later.
         queues: The queues that it consumes; None if it was not asked, or did not answer.
         knows: The names of all tasks of its app, likewise.
+        flushes: Those of them that have an option of celery-batches, ``flush_every``.
     """
 
     name: str
@@ -141,12 +145,24 @@ class Worker:
     batch_stats: Mapping[str, Any] = field(default_factory=dict)
     queues: frozenset[str] | None = None
     knows: frozenset[str] | None = None
+    flushes: frozenset[str] = frozenset()
 
     @property
     def tasks(self) -> Mapping[str, Mapping[str, Any]]:
         """Its report of each batch task that it serves."""
         found = reports_of(self.batch_stats)
         return {name: report for name, report in found.items() if report["served"]}
+
+    @property
+    def runs_batches(self) -> bool:
+        """Whether it runs celery_batch, and its app has batch tasks."""
+        return "batches" in self.stats
+
+    @property
+    def fast_paths(self) -> tuple[PathState, ...]:
+        """The states of its fast paths, as it says."""
+        found = self.stats.get("batch_fast_paths") or {}
+        return tuple(PathState(name, reason) for name, reason in found.items())
 
     @property
     def pool(self) -> Mapping[str, Any]:
@@ -166,7 +182,7 @@ class Worker:
     @property
     def has_answered(self) -> bool:
         """Whether it has said which batch tasks it serves, if it knows any."""
-        return "tasks" in self.batch_stats or "batches" not in self.stats
+        return "tasks" in self.batch_stats or not self.runs_batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

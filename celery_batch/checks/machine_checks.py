@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import takewhile
 
-from celery_batch.checks.facts import Facts, Machine
+from celery_batch.checks.facts import PREFORK, Facts, Machine
 from celery_batch.checks.finding import Finding, ok, problem, warning
-
-#: Celery's names of the pool with processes.
-PREFORK = ("prefork", "processes")
 
 
 def pool(facts: Facts) -> Iterator[Finding]:
@@ -121,6 +118,8 @@ def devices(facts: Facts) -> Iterator[Finding]:
     if not facts.tasks or facts.pool not in PREFORK:
         return
     cuda = [name for name in facts.devices or () if name.startswith("cuda")]
+    if not (cuda or any(task.traces_items for task in facts.tasks)):
+        return  # tasks of celery-batches alone, which have no model of ours
     count = len(cuda) if facts.devices else machine.gpus and _shown(machine)
     processes = concurrency or machine.cpus
     setting = (

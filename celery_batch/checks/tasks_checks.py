@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from celery_batch.checks.facts import Facts
+from celery_batch.checks.facts import PREFORK, Facts
 from celery_batch.checks.finding import Finding, ok, problem, warning
-from celery_batch.checks.machine_checks import PREFORK
-from celery_batch.compat.fast_paths import states_in_words
+from celery_batch.compat.fast_paths import PathState, states_in_words
 from celery_batch.config import milliseconds_warnings, policy_of, usual_messages
 
 
@@ -54,19 +53,49 @@ def costs(facts: Facts) -> Iterator[Finding]:
             )
 
 
+#: How reasons begin for which a fast path is off as it should be, or of which other checks speak.
+_AS_MEANT = ("this worker may have", "the pool is", "results are in", "the broker is")
+
+#: Words of reasons that are settings for those who look for a fault.
+_BY_HAND = ("batch_", "is off")
+
+#: Words of reasons that lie in the app, and not in a library.
+_IN_APP = (
+    *("event", "wrapped", "overridden", "receivers", "of its own", "is a function"),
+    *("result_backend_thread_safe", "one task"),
+)
+
+
 def fast_paths(facts: Facts) -> Iterator[Finding]:
     """What is done by Celery's own, slower code."""
-    off = [state for state in facts.fast_paths if not state.is_on]
-    if off:
-        is_by_hand = all("batch_" in state.reason or "is off" in state.reason for state in off)
-        yield warning(
-            f"Fast paths: {states_in_words(off)}.",
-            "Leave these settings out, unless you are looking for a fault."
-            if is_by_hand
-            else "Install releases that are tested, or a celery_batch that is tested with these.",
+    if facts.fast_paths:
+        yield _paths("Fast paths", facts.fast_paths)
+    by_states: dict[tuple[PathState, ...], list[str]] = {}
+    for worker in facts.workers or ():
+        by_states.setdefault(worker.fast_paths, []).append(worker.name)
+    for states, names in by_states.items():
+        if states:
+            yield _paths(f"Fast paths of {', '.join(names)}", states)
+
+
+def _paths(what: str, states: Sequence[PathState]) -> Finding:
+    off = [state for state in states if state.reason and not state.reason.startswith(_AS_MEANT)]
+    if not off:
+        return ok(f"{what}: {states_in_words(states)}.")
+    if _are_all(off, _BY_HAND):
+        fix = "Leave these settings out, unless you are looking for a fault."
+    elif _are_all(off, _BY_HAND + _IN_APP):
+        fix = (
+            "Leave out what is named, unless you need it: Celery's own code does the same, and"
+            " takes longer."
         )
-    elif facts.fast_paths:
-        yield ok(f"Fast paths: {states_in_words(facts.fast_paths)}.")
+    else:
+        fix = "Install releases that are tested, or a celery_batch that is tested with these."
+    return warning(f"{what}: {states_in_words(off)}.", fix)
+
+
+def _are_all(off: Sequence[PathState], words: Sequence[str]) -> bool:
+    return all(any(word in state.reason for word in words) for state in off)
 
 
 def eager(facts: Facts) -> Iterator[Finding]:

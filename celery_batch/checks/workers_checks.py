@@ -51,15 +51,19 @@ def _served(facts: Facts, workers: tuple[Worker, ...]) -> Iterator[Finding]:
                 "Look into its log, and restart it with the version of celery_batch that runs"
                 " here.",
             )
+        yield from _without_batches(facts, worker)
     waiting_for = [each.name for each in workers if not (each.has_answered or each.error)]
     for task in facts.tasks:
         queue = facts.queues[task.name]
         served = [worker.name for worker in workers if task.name in worker.tasks]
         if served:
             yield ok(f"{task.name} is served by {', '.join(served)}.")
+        elif any(task.name in _run_elsewise(facts, worker) for worker in workers):
+            pass  # which is said above
         elif all(worker.has_answered for worker in workers):
             waiting = facts.depths.get(queue)
-            depth = "" if waiting is None else f", where {waiting:,} messages wait"
+            wait = "message waits" if waiting == 1 else "messages wait"
+            depth = "" if waiting is None else f", where {waiting:,} {wait}"
             yield problem(
                 f"No worker that answers serves {task.name}: none reads queue {queue} for"
                 f" it{depth}.",
@@ -73,6 +77,30 @@ def _served(facts: Facts, workers: tuple[Worker, ...]) -> Iterator[Finding]:
                 " Its log says what else keeps it.",
             )
         yield from _discarding(task.name, queue, workers)
+
+
+def _run_elsewise(facts: Facts, worker: Worker) -> list[str]:
+    """Return the batch tasks that a worker without celery_batch gets and knows."""
+    if worker.runs_batches or worker.error or not worker.queues or not worker.knows:
+        return []
+    return [
+        name
+        for name, queue in facts.queues.items()
+        if queue in worker.queues and name in worker.knows
+    ]
+
+
+def _without_batches(facts: Facts, worker: Worker) -> Iterator[Finding]:
+    """Name what a worker does that runs another version of the app, without celery_batch."""
+    names = _run_elsewise(facts, worker)
+    flushed = [name for name in names if name in worker.flushes]
+    single = [name for name in names if name not in worker.flushes]
+    for tasks, how in ((single, "one by one"), (flushed, "in batches of celery-batches")):
+        if tasks:
+            yield warning(
+                f"{worker.name} runs no celery_batch: it runs {', '.join(tasks)} {how}.",
+                "Once workers of this app serve the queue, stop it, or restart it with this app.",
+            )
 
 
 def _discarding(task: str, queue: str, workers: tuple[Worker, ...]) -> Iterator[Finding]:
@@ -91,10 +119,11 @@ def _discarding(task: str, queue: str, workers: tuple[Worker, ...]) -> Iterator[
 
 def unrouted(facts: Facts) -> Iterator[Finding]:
     """Whether workers get batch tasks, or wait for them, that are not routed to their queues."""
-    names = {task.name for task in facts.tasks}
+    names = {task.name for task in facts.tasks if task.model is not None}
     fix = "Route the task to the worker's queue (task_routes), and restart the worker."
     for worker in facts.workers or ():
-        late = [name for name, report in worker.tasks.items() if not report.get("routed", True)]
+        reports = worker.tasks.items()
+        late = [name for name, each in reports if name in names and not each.get("routed", True)]
         queues = sorted((worker.queues or frozenset()) - (facts.routed or frozenset()))
         if late:
             yield warning(
@@ -102,7 +131,9 @@ def unrouted(facts: Facts) -> Iterator[Finding]:
                 " a model is loaded with the first request, and not before.",
                 fix,
             )
-        elif facts.routed is not None and queues and names & (worker.knows or frozenset()):
+        elif not worker.runs_batches or facts.routed is None:
+            continue
+        elif queues and names & (worker.knows or frozenset()):
             yield warning(
                 f"{worker.name} consumes {', '.join(queues)}, to which no task is routed: a model"
                 " is loaded with the first request that is sent there, and not before.",
@@ -296,6 +327,7 @@ def health(facts: Facts) -> Iterator[Finding]:
                 )
             if losses := report.get("worker_losses"):
                 yield warning(
-                    f"{worker.name}: a process of {name} has died {losses} times.",
+                    f"{worker.name}: a process of {name} has died {losses}"
+                    f" time{'s' * (losses != 1)}.",
                     "Its log says how; batch_dead_letter_queue keeps the items at fault.",
                 )

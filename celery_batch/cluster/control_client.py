@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -52,7 +52,11 @@ class ControlClient:
         self._mailbox: Any = None
 
     def ask(
-        self, command: str, seconds: float, destination: Sequence[str] | None = None
+        self,
+        command: str,
+        seconds: float,
+        destination: Sequence[str] | None = None,
+        arguments: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """
         Return the workers' answers to a command, by worker.
@@ -61,6 +65,7 @@ class ControlClient:
             command: A remote control command that replies.
             seconds: How long to listen after the last answer.
             destination: The workers that get it; all unless given.
+            arguments: The command's.
 
         Raises:
             Exception: Whatever the transport raises when the broker is unreachable.
@@ -68,7 +73,9 @@ class ControlClient:
         self._connect()
         answers: dict[str, Any] = {}
         try:
-            self._mailbox.call(destination, command, timeout=seconds, callback=answers.update)
+            self._mailbox.call(
+                destination, command, arguments, timeout=seconds, callback=answers.update
+            )
         finally:
             self._mailbox.unclaimed.clear()
         return answers

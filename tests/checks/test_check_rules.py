@@ -13,7 +13,8 @@ import pytest
 from celery import Celery
 from kombu import Queue
 
-from celery_batch import BatchTask
+from celery_batch import BatchTask, Model
+from celery_batch.batches import Batches
 from celery_batch.checks import (
     broker_checks,
     machine_checks,
@@ -118,6 +119,40 @@ def worker(waiting=0, **options):
     return replace(GOOD, workers=(served(**options),), depths={"celery": waiting})
 
 
+class Shouting(Model):
+    """A model."""
+
+    def predict(self, batch):
+        """Return each item."""
+        return batch
+
+
+def unrouted(queue="slow", model=Shouting, knows="t", stats=None, **others):
+    """Return facts with a task that is routed to "celery", and a worker of another queue."""
+    answers = {"batch_stats": {"tasks": {}}, "stats": stats or served().stats}
+    found = Worker(name="w", queues=frozenset({queue}), knows=frozenset({knows}), **answers)
+    facts = checked({"model": model} if model else {})
+    return replace(facts, **{"workers": (found,), "routed": frozenset({"celery"}), **others})
+
+
+def saying(**reasons):
+    """Return facts with a worker that says which of its fast paths are on."""
+    return worker(stats={"batch_fast_paths": {"fetch": "", **reasons}})
+
+
+def flushing(concurrency=None):
+    """Return facts of an app whose only batch task has the interface of celery-batches."""
+    app = Celery("flushing", broker="memory://", set_as_current=False)
+    app.conf.worker_concurrency = concurrency
+
+    @app.task(base=Batches, name="f", shared=False)
+    def f(requests):
+        return len(requests)
+
+    tasks, machine = (app.tasks["f"],), Machine(cpus=4)
+    return replace(GOOD, app=app, tasks=tasks, workers=(), machine=machine)
+
+
 def slow(seconds, **limits):
     """Return what makes facts with a task of these limits, whose batches take so long."""
     return partial(checked, limits, workers=(served({"model": {"p99": seconds}}),))
@@ -139,6 +174,14 @@ def test_nothing_is_wrong_where_all_is_well():
     assert {Level.OK} == {finding.level for finding in found}
 
 
+#: A worker that runs the task with the package celery-batches.
+FLUSHES = Worker(
+    name="old",
+    stats={"pool": POOL},
+    **{key: frozenset({"t"}) for key in ("knows", "flushes")},
+    queues=frozenset({"celery"}),
+)
+
 NO_LEASE = {"batch_bulk": False, "broker_transport_options": {"visibility_timeout": 20}}
 
 #: A Redis whose access rules keep INFO and TIME from us.
@@ -148,6 +191,7 @@ QUORUM = [Queue("celery", queue_arguments={"x-queue-type": "quorum"})]
 
 NEW = PathState("fetch", "kombu 9.0.0 is not tested")
 BY_HAND = PathState("store", "batch_disable_fast_paths")
+EVENTS = PathState("publish", "task_send_sent_event is on")
 
 WRONG = [
     (
@@ -185,6 +229,19 @@ WRONG = [
     (tasks_checks.policies, task(linger=5.0), "warning", "linger=5"),
     (tasks_checks.fast_paths, replace(GOOD, fast_paths=[NEW]), "warning", "Install releases"),
     (tasks_checks.fast_paths, replace(GOOD, fast_paths=[BY_HAND]), "warning", "Leave these"),
+    (tasks_checks.fast_paths, replace(GOOD, fast_paths=[EVENTS]), "warning", "Leave out what is"),
+    (
+        tasks_checks.fast_paths,
+        saying(intake="task events are on", overlap="this worker may have 2 processes"),
+        "warning",
+        "Fast paths of w: intake off (task events are on).",
+    ),
+    (
+        tasks_checks.fast_paths,
+        saying(store="kombu 9.0.0 is not tested", trace="store is off"),
+        "warning",
+        "Install releases",
+    ),
     (tasks_checks.eager, conf(task_always_eager=True), "problem", "task_always_eager"),
     (tasks_checks.prefetch, conf(worker_prefetch_multiplier=0), "warning", "the 24 messages"),
     (tasks_checks.prefetch, conf(worker_eta_task_limit=23), "warning", "Raise it to 24"),
@@ -379,17 +436,32 @@ WRONG = [
         "queue celery for it, where 3 messages wait",
     ),
     (
+        workers_checks.serving,
+        worker(waiting=1, batch_stats={"tasks": {}}),
+        "problem",
+        "queue celery for it, where 1 message waits",
+    ),
+    (
+        workers_checks.serving,
+        unrouted("celery", stats={"pool": POOL}),
+        "warning",
+        "w runs no celery_batch: it runs t one by one.",
+    ),
+    (
+        workers_checks.serving,
+        replace(GOOD, workers=(*GOOD.workers, FLUSHES)),
+        "warning",
+        "old runs no celery_batch: it runs t in batches of celery-batches.",
+    ),
+    (
         workers_checks.unrouted,
-        worker(report={"routed": False}),
+        replace(worker(report={"routed": False}), tasks=unrouted().tasks),
         "warning",
         "w received t from a queue",
     ),
     (
         workers_checks.unrouted,
-        replace(
-            worker(batch_stats={"tasks": {}}, queues=frozenset({"slow"}), knows=frozenset({"t"})),
-            routed=frozenset({"celery"}),
-        ),
+        unrouted(),
         "warning",
         "w consumes slow, to which no task is routed",
     ),
@@ -584,11 +656,15 @@ QUIET = [
     (workers_checks.serving, replace(GOOD, workers=None)),
     (
         workers_checks.unrouted,
-        replace(
-            worker(batch_stats={"tasks": {}}, queues=frozenset({"mail"}), knows=frozenset({"t"})),
-            routed=frozenset({"celery", "mail"}),
-        ),
+        unrouted("mail", routed=frozenset({"celery", "mail"})),
     ),
+    (workers_checks.unrouted, unrouted(model=None)),
+    (workers_checks.unrouted, unrouted(knows="u")),
+    (workers_checks.unrouted, unrouted(routed=None)),
+    (workers_checks.unrouted, unrouted(stats={"pool": POOL})),
+    (workers_checks.unrouted, worker(report={"routed": False})),
+    (machine_checks.devices, flushing()),
+    (machine_checks.devices, partial(flushing, concurrency=2)),
     (workers_checks.health, worker(report={"safe_size": 8})),
     (
         workers_checks.slowness,

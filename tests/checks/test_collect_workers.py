@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -27,14 +28,22 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         def __init__(self, app: Any) -> None:
             assert app is not None
 
-        def ask(self, command: str, _seconds: float) -> dict[str, Any]:
+        def ask(
+            self,
+            command: str,
+            _seconds: float,
+            destination: Sequence[str] | None = None,
+            **_arguments: Any,
+        ) -> dict[str, Any]:
             """Answer at once."""
-            return answers[command]
+            found = answers[command]
+            return {name: found[name] for name in destination or found if name in found}
 
         def close(self) -> None:
             """Do nothing."""
 
     monkeypatch.setattr(collect, "ControlClient", FakeClient)
+    monkeypatch.setattr(collect, "_REPLY_TIMEOUT", 0.0)
     return answers
 
 
@@ -51,11 +60,12 @@ def test_others_say_what_they_consume_and_know(answers: dict[str, Any]):
     """Names are read without what Celery adds to them; no answer is None."""
     answers["stats"].update(plain={"pool": POOL}, silent={"pool": POOL})
     answers["active_queues"] = {"plain": [{"name": "celery"}, {"name": "images"}]}
-    answers["registered"] = {"plain": ["shop.mail [rate_limit=1/s]", "shop.other"]}
+    answers["registered"] = {"plain": ["shop.mail [flush_every=10]", "shop.other"]}
     ours, plain, silent = workers_of(object(), {"shop.toy"})
 
     assert {"celery", "images"} == plain.queues
     assert {"shop.mail", "shop.other"} == plain.knows
+    assert ({"shop.mail"}, frozenset()) == (plain.flushes, silent.flushes)
     assert [(None, None)] * 2 == [(each.queues, each.knows) for each in (ours, silent)]
 
 
@@ -66,3 +76,14 @@ def test_an_error_in_place_of_an_answer_is_kept(answers: dict[str, Any]):
     (ours,) = workers_of(object(), {"shop.toy"})
 
     assert ({}, False, "KeyError('max_wait')") == (ours.tasks, ours.has_answered, ours.error)
+
+
+def test_only_workers_with_batch_tasks_are_asked_for_batches(answers: dict[str, Any]):
+    """Any other would log the command, which it does not know, with a traceback."""
+    answers["stats"].update(old={"pool": POOL})
+    answers["batch_stats"].update(old={"error": "KeyError('batch_stats')"})
+    answers["active_queues"] = answers["registered"] = {}
+    old, ours = sorted(workers_of(object(), {"shop.toy"}), key=lambda each: each.runs_batches)
+
+    assert ("old", "", True, False) == (old.name, old.error, old.has_answered, old.runs_batches)
+    assert ["shop.toy"] == list(ours.tasks)

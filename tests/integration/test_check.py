@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 
 import pytest
 import redis
 
+from celery_batch.processes.managed_process import ManagedProcess
 from tests.integration.test_redis_rules import rules, url_for
 from tests.services.forked import run
 from tests.services.place import eventually
@@ -49,7 +51,7 @@ def test_with_redis_and_a_worker(shop):
 
     assert 1 == code
     (unserved,) = [each for each in said["serving"] if each[0] == "problem" and "else" in each[1]]
-    assert "queue elsewhere for it, where 1 messages wait." in unserved[1]
+    assert "queue elsewhere for it, where 1 message waits." in unserved[1]
     assert ("ok", f"shop.double is served by {worker.name}.", "") in said["serving"]
     assert any(
         f"{worker.name} replaces a process after 50" in each[1] for each in said["worker-pool"]
@@ -72,13 +74,65 @@ def test_a_queue_that_no_route_names(shop):
         return found(output) if worker.name in output else None
 
     (before,) = eventually(answered, "an answer in time", timeout=240)["unrouted-queues"]
-    shop.double.apply_async((1,), queue="slow").get(timeout=60)
+    shop.translate.apply_async(("bread",), queue="slow").get(timeout=60)
     (after,) = eventually(answered, "another answer in time", timeout=240)["unrouted-queues"]
 
     assert "warning" == before[0] == after[0]
     assert f"{worker.name} consumes slow, to which no task is routed" in before[1]
-    assert f"{worker.name} received shop.double from a queue" in after[1]
+    assert f"{worker.name} received shop.translate from a queue" in after[1]
     assert "task_routes" in before[2]
+
+
+#: A worker as users start it who have no celery_batch, whose command line adds commands.
+OLD = """
+from celery import Celery, Task
+
+class Batches(Task):
+    flush_every = 10  # as in the package celery-batches
+
+app = Celery("shop", broker={url!r})
+
+@app.task(name="shop.double")
+def double(x): ...
+
+@app.task(name="shop.halved", base=Batches)
+def halved(x): ...
+
+app.Worker(hostname="old@localhost", pool="solo", loglevel="INFO").start()
+"""
+
+
+def test_a_worker_without_celery_batch_beside_one_with_events(shop, tmp_path):
+    """The one is a warning and hears no command that it does not know; the other says it all."""
+    ours = shop.worker("-c", "1", "-E")
+    code, log = OLD.format(url=shop.url), tmp_path / "old.log"
+    old = ManagedProcess(
+        [sys.executable, "-c", code], log, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
+
+    def answered():
+        _, output = examined(shop.environment, "--json", task_send_sent_event=True)
+        said = found(output)
+        about = [says for level, says, _ in said["serving"] if level == "warning"]
+        return (said, about) if len(about) == 2 and ours.name in output else None
+
+    try:
+        said, about = eventually(answered, "answers of both in time", timeout=240)
+    finally:
+        old.stop(grace=10)
+    words = "old@localhost runs no celery_batch: it runs"
+
+    assert [f"{words} shop.double one by one.", f"{words} shop.halved in batches of"] == [
+        about[0],
+        about[1].removesuffix(" celery-batches."),
+    ]
+    assert not [each for each in said["serving"] if "could not say" in each[1]]
+    assert "Traceback" not in log.read_text()
+    assert [
+        ("warning", "Fast paths: publish off (task_send_sent_event is on)."),
+        ("warning", f"Fast paths of {ours.name}: intake off (task events are on)."),
+    ] == [each[:2] for each in said["fast-paths"]]
+    assert "intake off (task events are on)" in ours.log
 
 
 def test_with_rabbitmq_and_without_workers(rabbit_shop):

@@ -23,12 +23,18 @@ def served_tasks(app: Any) -> list[Any]:
     return [task for task in batch_tasks(app) if queue_of(app, task) in queues]
 
 
-def routed_queues(app: Any) -> set[str]:
-    """Return the queues that an app's tasks are routed to, batch tasks and others."""
+def routed_queues(app: Any, *, with_own: bool = False) -> set[str]:
+    """
+    Return the queues that an app's tasks are routed to, batch tasks and others.
+
+    Args:
+        app: The Celery app.
+        with_own: Whether Celery's own count, such as ``celery.chord_unlock``, which few apps send.
+    """
     found = set()
     for name, task in app.tasks.items():
         with suppress(QueueNotFound):  # its caller gets the error
-            if not name.startswith("celery."):  # Celery's own, which few apps send
+            if with_own or not name.startswith("celery."):
                 found.add(queue_of(app, task))
     return found
 
