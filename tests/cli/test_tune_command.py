@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -235,6 +236,17 @@ def test_a_table_needs_nothing_that_may_be_missing(run, monkeypatch):
     assert "max_batch_size=1" in said
 
 
+def measured(memory):
+    """Return the curve of a model that gains from batches up to 512, and uses so much memory."""
+    return Curve(tuple(Point(n, (0.01 + n * 1e-6,), memory) for n in (1, 512, 1024)))
+
+
+@cache
+def proposed():
+    """Return what is proposed for it, which takes a second to find."""
+    return propose(measured(None), 0.2, rate=50)
+
+
 @pytest.mark.parametrize(
     ("columns", "memory", "longest"),
     [(80, None, 20), (70, None, 14), (60, None, 0), (80, 3 << 30, 14), (200, None, 20)],
@@ -242,8 +254,7 @@ def test_a_table_needs_nothing_that_may_be_missing(run, monkeypatch):
 def test_bars_are_as_long_as_there_is_room_for(capsys, monkeypatch, columns, memory, longest):
     """Never cut, so that the best can be distinguished; without room there are none."""
     monkeypatch.setenv("COLUMNS", str(columns))
-    curve = Curve(tuple(Point(n, (0.01 + n * 1e-6,), memory) for n in (1, 512, 1024)))
-    show("t", "cpu", curve, propose(curve, 0.2, rate=50))
+    show("t", "cpu", measured(memory), proposed())
     table = capsys.readouterr().out.splitlines()[2:5]
 
     assert [0, longest // 2, longest] == [line.count("█") for line in table]

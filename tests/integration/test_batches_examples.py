@@ -33,7 +33,11 @@ CREATE TABLE member (id INTEGER PRIMARY KEY, last_logged_in TEXT);
 WHERE = [
     ("redis", "-c", "1"),
     ("redis", "-P", "threads", "-c", "2"),
-    ("redis", "-P", "solo"),
+    pytest.param(
+        ("redis", "-P", "solo"),
+        id="redis-Psolo",
+        marks=pytest.mark.thorough("celery-batches' examples on the solo pool"),
+    ),
     ("rabbitmq", "-c", "2"),
 ]
 

@@ -94,7 +94,7 @@ def test_a_tensor_says_so_on_a_backend_of_files(broker: str, tmp_path: Path):
         result = shop.odd.delay("tensor")
 
         with pytest.raises(EncodeError, match=r"torch\.Tensor at \['of'\]\[0\].*\.to_dense\(\)"):
-            result.get(timeout=30)
+            result.get(timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_a_worker_answers_under_load(shop):
 
 def test_errors_and_waiting_are_measured(shop):
     """A worker that does not exist is named at once; what fails is counted by its kind."""
-    nobody = offered(shop, "shop.clerk", "--rate", "5", "--timeout", "1", "--input", "1")
+    nobody = offered(shop, "shop.clerk", "--rate", "5", "--timeout", "5", "--input", "1")
     shop.worker("-c", "1", "-Q", "counter")
     mixed = ("--input", '"good"', "--input", '"bad"')
     options = ("--rate", "20", "--duration", "2", "--timeout", "60", "--json", *mixed)

@@ -95,7 +95,7 @@ def test_too_many_for_one_process_are_not_met():
     assert max(each.max_rate for each in proposal.sizes) <= 1.1 * proposal.chosen.max_rate
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     fixed=st.floats(0.0005, 0.05),
     each=st.floats(0.00001, 0.01),

@@ -148,7 +148,7 @@ def test_what_is_late_is_revoked(redis_place: Place, ask: Callable[..., Any]):
 def test_what_is_left_finishes(shop: Shop, ask: Callable[..., Any]):
     """With `on_timeout="leave"` the calls run after the deadline, and can be asked for."""
     with pytest.raises(DeadlineExceeded) as caught:
-        ask(shop.double, [1, 2], timeout=0.5, on_timeout="leave", expires=60)
+        ask(shop.double, [1, 2], timeout=1.5, on_timeout="leave", expires=60)
     shop.worker("-c", "1")
 
     assert [2, 4] == [each.get(timeout=AMPLE) for each in caught.value.results]
