@@ -40,7 +40,7 @@ fuzz: $(STAMP) ## Send hostile messages to real workers, a minute for each broke
 	@FUZZ_SECONDS=$${FUZZ_SECONDS:-60} $(BIN)/python -m pytest -q tests/fuzz
 
 faults: $(STAMP) ## Strike under load with every fault (SEEDS=10, FAULT=name), and show what became of the items
-	@$(BIN)/python -m tests.faults $(FAULT) --seeds $(or $(SEEDS),10) $(if $(JSON),--json $(JSON))
+	@THOROUGH=1 $(BIN)/python -m tests.faults $(FAULT) --seeds $(or $(SEEDS),10) $(if $(JSON),--json $(JSON))
 
 compat: $(STAMP) ## Run the behaviour tests on all supported releases of Celery (ROWS=5.5.3-5.5.4-5.2.1 for some)
 	@$(BIN)/python -m tests.rows $(ROWS) $(if $(TESTS),--tests $(TESTS))
