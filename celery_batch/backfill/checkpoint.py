@@ -258,6 +258,8 @@ class Checkpoint:
         with writing(self.partial):
             self._file.flush()
             os.fsync(self._file.fileno())
+            if self._synced == -math.inf:  # the file may be new, and its name is in the folder
+                _sync_folder(self.partial.parent)
         self._synced = time.monotonic()
 
     def records(self) -> Iterator[dict[str, Any]]:

@@ -116,8 +116,8 @@ class BulkPath:
         if self._last_owner is not None:
             lease.restorer.restore_own(self._last_owner)
         self._last_owner = lease.keys.owner
-        acks.fetches_per_task = self._paths.is_on("fetch")
-        self.reads = acks.fetches_per_task and self._can_wait(lease)
+        self.reads = self._paths.is_on("fetch") and self._can_wait(lease)
+        acks.fetches_per_task = self.reads
         if self.reads:
             self._fetch = BulkFetch(channel, self._consumer.hub, lease, scheduler, self._decode)
             self._opened.callback(self._fetch.close)

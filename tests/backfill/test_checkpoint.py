@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import stat
+
 import pytest
 
 from celery_batch.backfill.checkpoint import Checkpoint
@@ -54,6 +57,24 @@ def test_what_a_killed_command_has_answered_counts(tmp_path):
         assert (3, 1) == (len(checkpoint.done), checkpoint.failed)
         checkpoint.add(answered(3))
         assert [0, 1, 2, 3] == [record["position"] for record in checkpoint.records()]
+
+
+def test_a_new_files_name_outlives_a_power_cut(tmp_path, monkeypatch):
+    """The folder is synced with the first answers: its entry is all that leads to the file."""
+    synced, sync = [], os.fsync
+
+    def noted(handle):
+        synced.append(stat.S_ISDIR(os.fstat(handle).st_mode))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
+        checkpoint.add(answered(0))
+        first = list(synced)
+        checkpoint.sync()
+
+    assert [False, True] == first
+    assert [False] * len(synced[2:]) == synced[2:]
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def test_every_connection_cut_under_load_loses_nothing(shop: Shop):
 
 
 def test_a_redis_without_blmove_is_read_as_by_stock_celery(shop: Shop):
-    """Messages are then read singly; the lease on them stays."""
+    """Messages are then read singly, whatever their tasks; the lease on them stays."""
     client = shop.memory()
     client.execute_command("ACL", "SETUSER", "default", "-blmove")
     try:
@@ -279,6 +279,7 @@ def test_a_redis_without_blmove_is_read_as_by_stock_celery(shop: Shop):
         results = [shop.nap.delay(n) for n in range(6)]
         await_runs(shop, "nap", 1)
         held = {key.partition(".")[0] for key in books(shop)}
+        refused = worker.ask("batch_pause", task=shop.nap.name)
         values = answers(results)
         exit_code = worker.stop()
     finally:
@@ -286,6 +287,7 @@ def test_a_redis_without_blmove_is_read_as_by_stock_celery(shop: Shop):
         client.close()
 
     assert list(range(6)) == values
+    assert "this broker would fill the worker with those of paused tasks" in refused["error"]
     assert "messages are read one by one" in worker.log
     assert {"unacked_held", "unacked_alive", "unacked_owner", "unacked_due"} <= held
     assert 0 == exit_code
