@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from celery import bootsteps
@@ -116,7 +117,7 @@ class BulkPath:
         if self._last_owner is not None:
             lease.restorer.restore_own(self._last_owner)
         self._last_owner = lease.keys.owner
-        self.reads = self._paths.is_on("fetch") and self._can_wait(lease)
+        self.reads = self._paths.is_on("fetch") and self._can_fetch(lease)
         acks.fetches_per_task = self.reads
         if self.reads:
             self._fetch = BulkFetch(channel, self._consumer.hub, lease, scheduler, self._decode)
@@ -124,15 +125,29 @@ class BulkPath:
         else:
             record_single_messages(channel, lease)
 
-    def _can_wait(self, lease: Lease) -> bool:
-        """Return whether this Redis has BLMOVE, with which an idle worker waits for messages."""
-        try:
-            lease.client.blmove(lease.keys.alive, lease.keys.alive, 1)
-        except ResponseError as error:  # it is no list
-            if lacks_command(error):
-                logger.warning("this Redis has no BLMOVE (%s): messages are read one by one", error)
-                self._why_off["fetch"] = "this Redis has no BLMOVE"
-                return False
+    def _can_fetch(self, lease: Lease) -> bool:
+        """
+        Return whether this Redis runs what fetching needs beside the lease.
+
+        BLMOVE waits for messages.  A script that may not run the others would find none, or fail
+        when it has taken some.
+        """
+        client, key = lease.client, lease.keys.alive
+        commands: dict[str, Callable[[], Any]] = {
+            "BLMOVE": partial(client.blmove, key, key, 1),
+            "RPOP": partial(client.rpop, key),
+            "ZCARD": partial(client.zcard, key),
+        }
+        for name, run in commands.items():
+            try:
+                run()
+            except ResponseError as error:  # the key is no list
+                if lacks_command(error):
+                    logger.warning(
+                        "this Redis has no %s (%s): messages are read one by one", name, error
+                    )
+                    self._why_off["fetch"] = f"this Redis has no {name}"
+                    return False
         return True
 
     def close(self) -> None:

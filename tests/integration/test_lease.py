@@ -270,10 +270,11 @@ def test_every_connection_cut_under_load_loses_nothing(shop: Shop):
     assert set() == books(shop)
 
 
-def test_a_redis_without_blmove_is_read_as_by_stock_celery(shop: Shop):
+@pytest.mark.parametrize("command", ["blmove", "rpop"])
+def test_a_redis_without_a_command_is_read_as_by_stock_celery(shop: Shop, command: str):
     """Messages are then read singly, whatever their tasks; the lease on them stays."""
     client = shop.memory()
-    client.execute_command("ACL", "SETUSER", "default", "-blmove")
+    client.execute_command("ACL", "SETUSER", "default", f"-{command}")
     try:
         worker = shop.worker("-c", "1")
         results = [shop.nap.delay(n) for n in range(6)]
@@ -288,7 +289,7 @@ def test_a_redis_without_blmove_is_read_as_by_stock_celery(shop: Shop):
 
     assert list(range(6)) == values
     assert "this broker would fill the worker with those of paused tasks" in refused["error"]
-    assert "messages are read one by one" in worker.log
+    assert f"this Redis has no {command.upper()}" in worker.log
     assert {"unacked_held", "unacked_alive", "unacked_owner", "unacked_due"} <= held
     assert 0 == exit_code
     assert set() == books(shop)
