@@ -13,6 +13,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -335,13 +336,18 @@ def _read(file: IO[bytes]) -> tuple[dict[str, Any], RowSet, int, int]:
     return (about, done, failed, end) if done else ({}, done, failed, 0)
 
 
+#: How a line begins: an output may be long, and is not decoded where rows are only counted.
+_START = re.compile(
+    rb'\{"position": (\d+), "key": "(?:[^"\\]|\\.)*", "line": \d+, "(output|error)": '
+)
+
+
 def _position(line: bytes) -> tuple[int, bool] | None:
     """Return a line's row and whether it failed; None if the line is not whole."""
-    try:
-        row = json.loads(line) if line.endswith(b"\n") else {}
-        return int(row["position"]), "error" in row
-    except (ValueError, TypeError, LookupError):
+    start = _START.match(line)
+    if start is None or not line.endswith(b"}\n") or b"\0" in line:  # as a power cut leaves holes
         return None
+    return int(start[1]), start[2] == b"error"
 
 
 def _line(answer: Answer) -> tuple[str, bool]:

@@ -41,6 +41,20 @@ def test_half_a_line_is_cut_off(tmp_path):
         assert [0, 1] == [record["position"] for record in checkpoint.records()]
 
 
+@pytest.mark.parametrize(
+    "key", ["a", '"', "\\", '\\"', "\0\n", "é\udcff", '", "line": 1, "error": ']
+)
+def test_rows_are_known_whatever_their_names(tmp_path, key):
+    """A name may look like any part of a line."""
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
+        checkpoint.add([Answer(Row(3, key, (1,)), [key]), Answer(Row(5, key, (2,)), error="E: no")])
+
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
+        assert [3, 5] == [n for n in range(9) if n in checkpoint.done]
+        assert 1 == checkpoint.failed
+        assert [key, key] == [record["key"] for record in checkpoint.records()]
+
+
 def killed(checkpoint):
     """Leave what a checkpoint's process leaves that is killed."""
     checkpoint._file.close()
@@ -79,8 +93,14 @@ def test_a_new_files_name_outlives_a_power_cut(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "hole",
-    [b"\0" * 40 + b"\n", b"{}\n", b"7\n", b'{"position": 0, "key": "0", "output": 1}\n'],
-    ids=["zeros", "no row", "no line of ours", "a row twice"],
+    [
+        b"\0" * 40 + b"\n",
+        b'{"position": 7, "key": "7", "line": 0, "output": [1, \0\0\0\0]}\n',
+        b"{}\n",
+        b"7\n",
+        b'{"position": 0, "key": "0", "line": 0, "output": 1}\n',
+    ],
+    ids=["zeros", "zeros in a row", "no row", "no line of ours", "a row twice"],
 )
 def test_what_follows_a_hole_does_not_count(tmp_path, hole):
     """Where a power cut has left something else, all from there on is asked again."""
