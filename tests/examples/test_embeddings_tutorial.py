@@ -39,7 +39,7 @@ _VARIES = {
     r"(?m)^ *\d+( to \d+)? [ ▏▎▍▌▋▊▉█]*\d+ +\d+%$": "",
     r"celery-batch-redis-\w+": "celery-batch-redis-*",
     r"celery@[\w.-]+": "celery@*",
-    r"(full|idle|timeout|·)": "*",
+    r"(full|idle|timeout|busy|ready|·)": "*",  # reasons, and states at that moment
     r"[▏▎▍▌▋▊▉█─]+": "",
     r" \(\d+:\d\d:\d\d\)": "",  # pytest's, from a minute on
     r"[\d.:]*\d( (ms|s|min)\b)?|·": "*",
