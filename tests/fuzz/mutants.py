@@ -23,6 +23,12 @@ from tests.services.hostile import HOSTILE, RAW, encoded, nested, stored, valid,
 
 __all__ = ["bytes_mutants", "structural_mutants"]
 
+
+def _copy(value: Any) -> Any:
+    """Return a copy that may be changed: what is sampled is the same object each time."""
+    return json.loads(json.dumps(value))
+
+
 _VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -40,13 +46,13 @@ _VALUES = st.recursive(
         st.sampled_from(["ndarray", "tensor", "bytes", "json", "", "object", 1]),
         st.sampled_from(["<f4", "<f8", "|O", "bfloat16", "float32", "<M8[s]", "<U4", "i4,i4", ""]),
         st.sampled_from([[4], [], [0], [2**62, 2**62], [-1], [2, 2], "4", [[4]], [1] * 70]),
-    ).map(lambda each: json.loads(json.dumps(each)))
+    ).map(_copy)
     | st.builds(
         lambda *parts: [*parts],
         st.sampled_from(["f" * 16, "F" * 16, "*" * 16, "", "../..", 7]),
         st.sampled_from([[16], [2**28], [2**28 + 1], [2**63], [-1], [0], [], [1] * 1001, [True]]),
         st.sampled_from([0, -1, 2**64, 1.5, "0", None]),
-    ),
+    ).map(_copy),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner),
     max_leaves=8,
 )

@@ -16,6 +16,7 @@ from celery.backends.cache import _DUMMY_CLIENT_CACHE as _CACHE
 from celery.exceptions import Ignore, Reject
 
 from celery_batch import BatchTask, WrongResultCount
+from celery_batch.protocol import PAYLOADS
 from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor import model_call
 from celery_batch.worker.executor.executor import run_batch
@@ -229,6 +230,23 @@ def test_failure_that_cannot_be_stored_is_its_own(app: Celery, monkeypatch: pyte
     assert ["1", "2"] == [settled[n][1] for n in (0, 2)]
     assert isinstance(settled[1], ExceptionInfo)
     assert ["SUCCESS", "PENDING", "SUCCESS"] == [app.AsyncResult(name).state for name in bodies]
+
+
+def test_item_without_its_values_and_with_a_malformed_body_fails_alone(app: Celery):
+    """What is embedded in its body may be anything; the others of its batch run."""
+
+    @app.task(base=BatchTask)
+    def fine(x):
+        return x
+
+    bad = {**_headers(fine, "bad"), PAYLOADS: ["f" * 16, [16], 0]}
+    deliveries = [
+        Delivery("bad", bad, json.dumps([[1], {}, "no object"]), "application/json", "utf-8"),
+        Delivery("a", _headers(fine, "a"), json.dumps(_body(1)), "application/json", "utf-8"),
+    ]
+    run_batch(fine.name, BatchPayload(deliveries))
+
+    assert ["FAILURE", "SUCCESS"] == [app.AsyncResult(name).state for name in ("bad", "a")]
 
 
 def test_batch_that_cannot_be_stored_fails_item_by_item(

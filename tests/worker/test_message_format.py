@@ -74,6 +74,14 @@ def test_what_celery_sends_is_well_formed():
     check_size([message.headers, message.properties])
 
 
+def test_an_object_is_arguments_where_celery_reads_it_so():
+    """As a body of the older protocol, or beside headers if it has args; else it is refused."""
+    check_payload({"args": [1], "task": "shop.double", "id": "x"})
+    check_payload({"task": "shop.double", "id": "x"}, is_current=False)
+    with pytest.raises(Malformed, match="its body is not arguments"):
+        check_payload({"a": 1, "b": 2, "c": 3})
+
+
 def test_an_envelope_of_kombu_is_well_formed():
     """A message as it lies in Redis passes."""
     check_envelope(json.loads(encoded(valid())), CODECS)

@@ -246,10 +246,10 @@ class _BatchTrace:
     ) -> TraceResult | ExceptionInfo:
         """Store that a request has failed, for its callbacks and its chord, too."""
         logger.error("%s[%s] has failed: %r", self._task.name, delivery.task_id, error)
-        embed: dict[str, Any] = {}
         with suppress(Exception):  # whatever is wrong with its body, too
             *_, embed = replace(delivery, stored=None).decode(self._accept)
-        return self._fail(replace(delivery, request={**delivery.request, **embed}), error)
+            delivery = replace(delivery, request={**delivery.request, **embed})
+        return self._fail(delivery, error)
 
     def _find_fast_items(self) -> None:
         """Find the items that need no tracer; the last has one, for the model to run in."""

@@ -156,14 +156,19 @@ def _check_known(values: Mapping[str, Any], known: _Checks, kind: str) -> None:
             raise Malformed(f"{kind}{name} cannot be {_short(value)}")
 
 
-def check_payload(payload: Any) -> None:
+def check_payload(payload: Any, *, is_current: bool = True) -> None:
     """
     Check a decoded body: arguments, keyword arguments, what is embedded beside them.
+
+    Args:
+        payload: The body.
+        is_current: Whether the message's headers name the task, as in Celery's current protocol.
 
     Raises:
         Malformed: It is something else.
     """
-    if isinstance(payload, dict):  # Celery's older protocol
+    # Celery reads an object as arguments in its older protocol, or where it says "args".
+    if isinstance(payload, dict) and ("args" in payload or not is_current):
         args, kwargs, embed = payload.get("args", ()), payload.get("kwargs", {}), payload
     elif isinstance(payload, (list, tuple)) and len(payload) == 3:  # noqa: PLR2004 (the protocol's)
         args, kwargs, embed = payload

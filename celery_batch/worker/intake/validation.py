@@ -315,16 +315,16 @@ class MessageValidator:
             if not (is_flat(headers) and is_flat(properties, headers)):
                 check_size([headers, properties])
         fields = message.headers
-        if "task" not in fields:
+        is_current = "task" in fields
+        if not is_current:
             payload = message.payload
             fields = {**payload, **fields} if isinstance(payload, dict) else fields
         task = self._task(fields)
         if isinstance(task, BatchTask):
             self._check_length(message)
             check_headers(fields, message.properties)
-            is_current = fields is message.headers
             if not (is_current and leave_undecoded(message)):
-                check_payload(payload_of(message))
+                check_payload(payload_of(message), is_current=is_current)
             if is_current:
                 return getattr(self._consumer.strategies.get(task.name), "admit", None)
         elif task is not None:
@@ -333,7 +333,7 @@ class MessageValidator:
                 payload = message.payload
             except Exception:  # noqa: BLE001 (Celery decodes it again, and reports it)
                 return None
-            check_payload(payload)
+            check_payload(payload, is_current=is_current)
         return None
 
     def _check_length(self, message: Any) -> None:

@@ -9,9 +9,9 @@ URGENT_FIRST = {"redis": (0, 3, 6, 9), "rabbitmq": (9, 6, 3, 0)}
 
 
 def held(place: Place, task: str) -> int:
-    """Return how many requests of a task of pairs the worker has, in line or in a batch."""
-    status = place.worker.status()[task]
-    return int(status["waiting"] + 2 * status["running"])
+    """Return how many requests of a task the worker has, in line or in a batch."""
+    inspect = place.app.control.inspect([place.worker.name], timeout=60.0, limit=1)
+    return sum(each["name"] == task for each in inspect.reserved()[place.worker.name])
 
 
 def test_urgent_requests_overtake_those_in_line(place: Place):
