@@ -109,6 +109,19 @@ def test_rows_come_with_the_message(make: Any, header: Any, rows: int):
     assert rows == make(Message(batch_rows=header)).rows
 
 
+def test_start_and_success_are_routine_where_nobody_asked_for_more(make: Any):
+    """Those of a batch are recorded together: Celery's handlers take a fifth of the process."""
+    request = make(Message())
+    assert request.is_routine
+
+    class Noticed(type(request)):
+        def on_accepted(self, *_: Any) -> None:
+            """Do what Celery's does not."""
+
+    request.__class__ = Noticed
+    assert not request.is_routine
+
+
 def test_broker_hears_last(make: Any):
     """A handler that fails after it has acknowledged has acknowledged nothing."""
     message = Message()

@@ -320,7 +320,6 @@ class BatchRequest(Request):  # type: ignore[misc]
         return (
             self._task.acks_late
             and cls.on_accepted is Request.on_accepted
-            and cls.on_success is Request.on_success
             and cls.acknowledge is BatchRequest.acknowledge
             and self._terminate_on_ack is None
             and not wants_events(self._eventer, self._task)

@@ -138,8 +138,8 @@ class Scheduler:
         """Submit every batch that may leave now; set the timer for the next one."""
         self.running_messages.drop_taken_over()
         while self.is_open and not state.should_terminate:
-            self._fail_past_deadline()
             waiting = self._with_requests()
+            self._fail_past_deadline(waiting)
             delays = [task_queue.next_deadline for task_queue in waiting]
             is_contested = any(task_queue.is_full for task_queue in waiting)
             ready_in = self._seconds_until_ready()
@@ -172,8 +172,8 @@ class Scheduler:
         self._read_until = time.monotonic() + _READ_TIMEOUT
         self._timer.set(_READ_TIME)
 
-    def _fail_past_deadline(self) -> None:
-        for task_queue in self._with_requests():
+    def _fail_past_deadline(self, waiting: list[TaskQueue]) -> None:
+        for task_queue in waiting:
             for request in task_queue.expire():
                 self.recorder.failed_waiting(request)
                 self._completion.notify(deadline_passed(request))
