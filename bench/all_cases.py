@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from bench.cases import (
     arrays,
     backfill,
@@ -25,9 +27,9 @@ from bench.cases import (
     target,
     web,
 )
-from bench.tables import Case
+from bench.tables import Case, Effort
 
-__all__ = ["CASES"]
+__all__ = ["CASES", "measure"]
 
 _ALL = (
     *drains.CASES,
@@ -54,3 +56,8 @@ _ALL = (
 )
 #: By their names, in the order in which they are measured.
 CASES: dict[str, Case] = {case.name: case for case in _ALL}
+
+
+def measure(name: str, effort: Effort) -> dict[str, Any]:
+    """Measure a case, in whatever process."""
+    return CASES[name].measure(effort)
