@@ -7,9 +7,10 @@ Figures and tables of the documents, inserted from the records of the benchmarks
 Markdown would take the whole line as HTML.
 
 A path goes down from the case: a word is a key, on a list of each row; ``[ours]`` keeps rows
-with that name, ``[model=cost]`` those with that value, ``[max]``, ``[min]`` or ``[median]`` one
-value of several.  Paths and numbers may be multiplied and divided, from left to right, and
-``as`` names a format, such as ``.2f`` or ``2 digits``.
+with that name, ``[model=cost]`` those with that value, ``[max rate]`` the row with the largest
+rate, ``[max]``, ``[min]`` or ``[median]`` one value of several.  Paths and numbers may be
+multiplied and divided, from left to right, and ``as`` names a format, such as ``.2f`` or
+``2 digits``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -148,6 +150,8 @@ def _selected(found: Any, condition: str) -> Any:
         return found.get(condition)
     if condition in _PICK:
         return _PICK[condition](found)
+    if condition.startswith("max "):
+        return [max(found, key=itemgetter(condition.removeprefix("max ")))]
     key, _, wanted = condition.rpartition("=")
     return [
         row for row in found if (str(row.get(key)) == wanted if key else wanted in row.values())

@@ -54,6 +54,7 @@ def test_every_record_has_its_table_in_a_page():
         ("cost.rows[ours][workers=1].rate / cost.rows[pure].rate as .2f", "0.94"),
         ("cost.rows[ours].rate[max] as 1 digits", "7,000"),
         ("cost.rows[ours].rates[min]", "3,640"),
+        ("cost.rows[ours][max rate].rates[min]", "7,001"),
         ("cost.rows[pure].rate / 1000 * 2 as .3f", "7.728"),
         ("cost.about.date", "2026-11-21"),
     ],
