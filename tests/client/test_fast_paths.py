@@ -122,7 +122,7 @@ def test_other_brokers_and_receivers_are_named(caplog: pytest.LogCaptureFixture)
     def listen(**_: Any) -> None:
         """Listen."""
 
-    signals.before_task_publish.connect(listen)
+    signals.before_task_publish.connect(listen, weak=False)
     try:
         shout.delay("a")
     finally:

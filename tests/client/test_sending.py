@@ -411,7 +411,7 @@ def test_who_listens_from_some_row_on_hears_of_the_rest(sender: Callable[..., Se
     def rows() -> Iterator[Any]:
         yield ("a",), None
         yield ("b",), None
-        signals.before_task_publish.connect(hear)
+        signals.before_task_publish.connect(hear, weak=False)
         yield ("c",), None
         signals.before_task_publish.disconnect(hear)
         yield ("d",), None
@@ -449,7 +449,7 @@ def test_a_receiver_may_send_and_wait(sender: Callable[..., Sender]) -> None:
             others[0].delay("inner")
             seen.append(here.redis.llen("celery"))
 
-    signals.before_task_publish.connect(ask)  # before 5.7 a sender may miss later receivers
+    signals.before_task_publish.connect(ask, weak=False)  # before 5.7 a sender may miss later receivers
     here = warmed(sender())
     others.append(here.make("other"))
     here.task.delay_many("ab")

@@ -181,7 +181,7 @@ def test_retry_in_a_stock_worker_sends_one_message(sending_app):
         sent.append(headers["retries"])
 
     RUNS.clear()
-    signals.before_task_publish.connect(note)
+    signals.before_task_publish.connect(note, weak=False)
     task = sending_app.task(base=BatchTask, bind=True, name="found.again")(retried)
     request = {"id": "a", "task": task.name, "delivery_info": {}, "is_eager": False, "retries": 0}
     trace_task(task, "a", (1,), {}, request | {"called_directly": False}, app=sending_app)

@@ -171,7 +171,7 @@ class _KnownEnds:
         with self._lock:
             notify_of_ends(type(task.backend), self._note)
             if not self._noted:  # not always: publishing is slower with a receiver
-                signals.after_task_publish.connect(self._on_publish)
+                signals.after_task_publish.connect(self._on_publish, weak=False)
             self._noted.append(entry)
         try:
             yield noted

@@ -91,7 +91,7 @@ def check_large(app: Celery, *, is_stored: bool) -> None:
     def note(headers: Any, seen: list[Any] = headers, **_: Any) -> None:
         seen.append(headers.get(PAYLOADS))
 
-    signals.before_task_publish.connect(note)
+    signals.before_task_publish.connect(note, weak=False)
     try:
         with task_of(app) as doubled:
             found = [doubled.delay(n * LARGE) for n in (1, 2)]
