@@ -449,7 +449,8 @@ def test_a_receiver_may_send_and_wait(sender: Callable[..., Sender]) -> None:
             others[0].delay("inner")
             seen.append(here.redis.llen("celery"))
 
-    signals.before_task_publish.connect(ask, weak=False)  # before 5.7 a sender may miss later receivers
+    # First, since before 5.7 a sender may miss later receivers.
+    signals.before_task_publish.connect(ask, weak=False)
     here = warmed(sender())
     others.append(here.make("other"))
     here.task.delay_many("ab")
