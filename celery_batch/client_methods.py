@@ -25,6 +25,9 @@ __all__ = ["ClientMethods"]
 #: The first parameters of Celery's method that sends a group, which are all that we rely on.
 _KNOWN = ["self", "tasks", "producer", "app"]
 
+#: What Celery's `apply_async` takes by position after the call's arguments.
+_POSITIONAL = ("task_id", "producer", "link", "link_error", "shadow")
+
 
 class ClientMethods(Task):  # type: ignore[misc]
     """A task whose calls take a fast path to the broker, with the same message as Celery's."""
@@ -70,7 +73,11 @@ class ClientMethods(Task):  # type: ignore[misc]
                 not answer, so the number of waiting items is unknown.
         """
         if more:
-            return super().apply_async(args, kwargs, *more, **options)
+            named = dict(zip(_POSITIONAL, more, strict=False))
+            if len(named) < len(more) or not named.keys().isdisjoint(options):
+                return super().apply_async(args, kwargs, *more, **options)  # its TypeError
+            given = {name: value for name, value in named.items() if value is not None}
+            options = {**options, **given}
         publisher = _client("publish.publisher").Publisher.of(self.app)
         with publisher.limiter().admit(self, options, call=(args, kwargs)):
             args, kwargs, options = publisher.with_stored_values(self, args, kwargs, options)

@@ -77,6 +77,22 @@ def test_what_is_large_is_stored(make: Any, client: redis.Redis):
     assert 20_000 < size_of_queue(client) < 40_000  # the other one, as base64 of base64
 
 
+def test_options_by_position(make: Any, client: redis.Redis):
+    """Celery's further parameters are those of the same names, and what is large is stored."""
+    task = make()
+    with task.app.producer_pool.acquire() as producer:
+        task.apply_async((LARGE,), {}, "one")
+        task.apply_async((LARGE,), None, "two", producer, task.s(), None, "shown")
+    headers = [json.loads(each)["headers"] for each in client.lrange("celery", 0, -1)]
+
+    assert {key.split("-")[3] for key in stored(client)} == {"one", "two"}
+    assert [("two", "shown"), ("one", None)] == [(each["id"], each["shadow"]) for each in headers]
+    for wrong, options in ((("three", *[None] * 5), {}), (("three",), {"task_id": "four"})):
+        with pytest.raises(TypeError):
+            task.apply_async((1,), {}, *wrong, **options)
+    assert client.llen("celery") == 2
+
+
 def test_the_threshold_may_be_another(make: Any, client: redis.Redis):
     """Of each value by itself."""
     make(batch_payload_threshold=100).delay([np.ones(25, "f4"), np.ones(24, "f4")])
