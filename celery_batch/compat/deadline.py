@@ -2,8 +2,8 @@
 A deadline for all that a thread or a coroutine waits for at a broker while it sends.
 
 Kombu makes connections, opens channels and declares queues in the midst of a call.  Py-amqp waits
-for each answer without a limit; redis-py for the first ones of a connection, unless it has a
-`socket_timeout`.  So their methods are replaced when there is a deadline for the first time.
+for each answer without a limit; so does redis-py, unless it has a `socket_timeout`, which may be
+longer than is left.  So their methods are replaced when there is a deadline for the first time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 from amqp.transport import SSLTransport, _AbstractTransport
@@ -72,6 +72,8 @@ def _limit_waits() -> None:
     _replace(_AbstractTransport, "having_timeout", _waiting_amqp)
     _replace(_AbstractTransport, "write", _writing_amqp)
     _replace(AbstractConnection, "connect", _connecting_redis)
+    _replace(AbstractConnection, "send_packed_command", _talking_redis)
+    _replace(AbstractConnection, "read_response", _talking_redis)
 
 
 def _replace(kind: Any, name: str, limited: Callable[[Any], Any]) -> None:
@@ -147,3 +149,22 @@ def _connecting_redis(connect: Any) -> Any:
         self._sock.settimeout(self.socket_timeout)
 
     return connect_in_time
+
+
+def _talking_redis(talk: Any) -> Any:
+    """Limit each wait for a connection's socket, whose own time limit it has again afterwards."""
+
+    @wraps(talk)  # others look at its parameters
+    def talk_in_time(self: Any, *args: Any, **options: Any) -> Any:
+        sock = getattr(self, "_sock", None)
+        if sock is None or current_deadline() == math.inf:
+            return talk(self, *args, **options)
+        timeout = sock.gettimeout()
+        sock.settimeout(_limited(timeout))
+        try:
+            return talk(self, *args, **options)
+        finally:
+            if self._sock is sock:
+                sock.settimeout(timeout)
+
+    return talk_in_time

@@ -25,8 +25,9 @@ logger = logging.getLogger(__name__)
 #: Serializers that carry stored values.
 SERIALIZERS = ("json", "batch-msgpack", "pickle")
 
-#: What `retry_over_time` takes of Celery's policies.
-_POLICY = ("max_retries", "interval_start", "interval_step", "interval_max")
+#: What `retry_over_time` takes of Celery's policies, with what kombu takes for messages where a
+#: policy does not say it.
+_POLICY = {"max_retries": None, "interval_start": 1, "interval_step": 1, "interval_max": 1}
 
 #: Celery's message protocol that has headers.
 _WITH_HEADERS = 2
@@ -57,12 +58,6 @@ class AppPayloads:
         )
         #: Of calls of tasks that name none.
         self.serializer = conf.task_serializer
-        #: How often storing values is tried again, as for messages.
-        self.retry_policy = {
-            name: value
-            for name, value in (conf.task_publish_retry_policy or {}).items()
-            if name in _POLICY
-        }
         #: Whether the store has taken a value of this process before.
         self.is_allowed = False
         self._has_warned = False
@@ -104,6 +99,19 @@ class AppPayloads:
             return open_store(self._app, url)
         except ValueError:  # it is Celery's for what the URL of a broker need not say
             return None
+
+    def retry_policy(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """
+        Return how often storing values is tried again, as for the message of the call.
+
+        Args:
+            options: As `apply_async` takes them.
+        """
+        conf, retry = self._app.conf, options.get("retry")
+        if not (conf.task_publish_retry if retry is None else retry):
+            return {"max_retries": 0}
+        own = {**(conf.task_publish_retry_policy or {}), **(options.get("retry_policy") or {})}
+        return {name: own.get(name, default) for name, default in _POLICY.items()}
 
     def why_unreadable(self, size: int) -> Exception | None:
         """Return why this process cannot read a payload of so many bytes; None if it can."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
 from kombu.exceptions import OperationalError
 from kombu.utils.functional import retry_over_time
 
+from celery_batch.compat.deadline import current_deadline, waiting_until
 from celery_batch.errors import InvalidPayload, MessageTooLarge
 from celery_batch.payloads.app_payloads import SERIALIZERS, AppPayloads, seconds_until
 from celery_batch.payloads.store import StoreError, StoreRefused
@@ -41,6 +43,8 @@ class Uploads:
         self._payloads: AppPayloads | None = None
         #: Bytes of those that wait.
         self.size = 0
+        #: When the last of their callers gives up, by the monotonic clock.
+        self._deadline = 0.0
 
     def add(self, payloads: AppPayloads, upload: tuple[str, Any, float]) -> None:
         """Add a payload of an app, with its key and the seconds until it expires."""
@@ -49,6 +53,7 @@ class Uploads:
             self._payloads = payloads
         self._waiting.append(upload)
         self.size += len(upload[1])
+        self._deadline = max(self._deadline, current_deadline())
 
     def flush(self) -> None:
         """
@@ -58,9 +63,11 @@ class Uploads:
             OperationalError: They are not all stored.
         """
         waiting, self._waiting, self.size = self._waiting, [], 0
+        deadline, self._deadline = self._deadline, 0.0
         if waiting and self._payloads is not None:
             try:
-                _put(self._payloads, waiting)
+                with waiting_until(deadline):
+                    _put(self._payloads, waiting, {})
             except StoreRefused as error:
                 raise OperationalError(f"The payload store refuses values: {error}") from error
 
@@ -90,7 +97,8 @@ def with_stored_values(
         args: Positional arguments, or None.
         kwargs: Keyword arguments, or None.
         options: As `apply_async` takes them.
-        uploads: Takes the values until the calls are written; None to store them at once.
+        uploads: Takes the values until the calls are written; None to store them at once, as
+            calls have to be with retries of their own.
 
     Returns:
         What to send: all three unchanged if nothing is large.
@@ -128,7 +136,7 @@ def with_stored_values(
     key = reference.key(task_id)
     if uploads is not None and payloads.is_allowed and reference.total <= _LARGEST_COPY:
         uploads.add(payloads, (key, bytes(taken.data), seconds))
-    elif not _is_stored(payloads, (key, taken.data, seconds)):
+    elif not _is_stored(payloads, (key, taken.data, seconds), options):
         return args, kwargs, options
     headers = {**(options.get("headers") or {}), PAYLOADS: list(reference)}
     return found_args, found_kwargs, {**options, "task_id": task_id, "headers": headers}
@@ -196,10 +204,12 @@ def _take_out_texts(settings: Any, args: Any, kwargs: Any, taken: Payloads) -> t
     return args, kwargs
 
 
-def _is_stored(payloads: AppPayloads, upload: tuple[str, Any, float]) -> bool:
-    """Store a payload now; False if that is not allowed."""
+def _is_stored(
+    payloads: AppPayloads, upload: tuple[str, Any, float], options: Mapping[str, Any]
+) -> bool:
+    """Store the payload of a call with these options now; False if that is not allowed."""
     try:
-        _put(payloads, [upload])
+        _put(payloads, [upload], options)
     except StoreRefused as error:
         payloads.warn_once(
             "The payload store refuses values, which travel in their messages: %s", error
@@ -209,7 +219,11 @@ def _is_stored(payloads: AppPayloads, upload: tuple[str, Any, float]) -> bool:
     return True
 
 
-def _put(payloads: AppPayloads, uploads: list[tuple[str, Any, float]]) -> None:
+def _put(
+    payloads: AppPayloads, uploads: list[tuple[str, Any, float]], options: Mapping[str, Any]
+) -> None:
+    """Store payloads, with the retries of calls with these options, until the deadline."""
+    deadline = current_deadline()
     store, refused = payloads.store, list[StoreRefused]()
     if store is None:
         return
@@ -220,8 +234,14 @@ def _put(payloads: AppPayloads, uploads: list[tuple[str, Any, float]]) -> None:
         except StoreRefused as error:  # trying again does not help
             refused.append(error)
 
+    def pause(error: Exception, pauses: Iterator[float], _retries: int) -> float:
+        seconds = next(pauses)
+        if monotonic() + seconds >= deadline:
+            raise error
+        return seconds
+
     try:
-        retry_over_time(put, StoreError, **payloads.retry_policy)
+        retry_over_time(put, StoreError, errback=pause, **payloads.retry_policy(options))
     except StoreError as error:
         raise OperationalError(f"The payload store cannot be reached: {error}") from error
     if refused:

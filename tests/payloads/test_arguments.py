@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,8 +17,10 @@ from celery import Celery
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch import BatchTask, MessageTooLarge, QueueFull
+from celery_batch.compat.deadline import waiting_until
 from celery_batch.errors import ConfigurationError
 from celery_batch.payloads.app_payloads import AppPayloads
+from celery_batch.payloads.store import StoreError
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.protocol import READS_PAYLOADS
 
@@ -256,6 +260,86 @@ def test_a_store_that_is_away(make: Any, client: redis.Redis):
     assert client.llen("celery") == 0
     task.delay(1)
     assert client.llen("celery") == 1
+
+
+class _Away:
+    """A store that is away, and counts the tries."""
+
+    tries = 0
+
+    def put_many(self, _: Any) -> None:
+        """Fail."""
+        self.tries += 1
+        raise StoreError("away")
+
+
+#: A policy of five tries, or of as many as there is time for.
+_FIVE = {"max_retries": 4, "interval_start": 0, "interval_step": 0, "interval_max": 0}
+_ANY = {"max_retries": None, "interval_start": 0.05, "interval_step": 0, "interval_max": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("conf", "options", "tries"),
+    [
+        (True, {}, 1),
+        (True, {"retry_policy": _FIVE}, 5),
+        (True, {"retry_policy": _FIVE, "retry": False}, 1),
+        (False, {"retry_policy": _FIVE}, 1),
+        (False, {"retry_policy": _FIVE, "retry": True}, 5),
+    ],
+)
+@pytest.mark.parametrize("is_allowed", [False, True])
+def test_retries_are_those_of_the_message(
+    make: Any, client: redis.Redis, conf: Any, options: Any, tries: int, is_allowed: Any
+):
+    """One call or many; the settings, unless the call says something else."""
+    task = make(task_publish_retry=conf)
+    payloads = AppPayloads.of(task.app)
+    payloads.is_allowed = is_allowed
+    calls = [
+        lambda: task.apply_async((LARGE,), **options),
+        lambda: task.apply_many([((LARGE,), None)] * 2, **options),
+        lambda: asyncio.run(task.aapply_async((LARGE,), **options)),
+    ]
+    for call in calls:
+        payloads.store = away = _Away()
+        with pytest.raises(OperationalError, match="payload store cannot be reached: away"):
+            call()
+        assert away.tries == tries
+
+    assert client.llen("celery") == 0
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_retries_end_at_the_deadline(make: Any, many: Any):
+    """Also those of calls that are written together later."""
+    task = make()
+    task.app.conf.task_publish_retry_policy = _ANY
+    payloads = AppPayloads.of(task.app)
+    payloads.is_allowed, payloads.store = True, (away := _Away())
+    began = time.monotonic()
+    with pytest.raises(OperationalError), waiting_until(began + 0.3):
+        task.delay_many([LARGE, LARGE]) if many else task.delay(LARGE)
+
+    assert away.tries > 1
+    assert time.monotonic() - began < 2.0
+
+
+def test_a_store_that_hangs(make: Any, client: redis.Redis):
+    """No longer than until the deadline is an answer of Redis waited for."""
+    task = make()
+    task.app.conf.task_publish_retry_policy = _ANY
+    task.delay(LARGE)
+    client.execute_command("CLIENT", "PAUSE", 20_000, "WRITE")
+    began = time.monotonic()
+    try:
+        with pytest.raises(OperationalError), waiting_until(began + 0.3):
+            task.delay(LARGE)
+        assert 0.2 < time.monotonic() - began < 2.0
+    finally:
+        client.execute_command("CLIENT", "UNPAUSE")
+
+    task.delay(LARGE)
 
 
 def test_more_than_a_message_may_have(make: Any, client: redis.Redis):

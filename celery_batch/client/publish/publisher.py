@@ -57,8 +57,11 @@ __all__ = ["Publisher"]
 
 logger = logging.getLogger(__name__)
 
+#: Options that say how often a message, or the values beside it, are tried again.
+_RETRIES = frozenset(("retry", "retry_policy"))
+
 #: Options that say how a message is published, so that it cannot be written with others.
-_SINGLE = frozenset(("connection", "publisher", "producer", "retry", "retry_policy"))
+_SINGLE = _RETRIES | {"connection", "publisher", "producer"}
 
 #: The headers that show a call's arguments.
 _REPRS = ("argsrepr", "kwargsrepr")
@@ -93,7 +96,8 @@ class Publisher(PerProcess):
         if "headers" not in options and not may_be_large(args, kwargs):
             return args, kwargs, options
         bulk = current_bulk(task, options)
-        uploads = bulk.uploads if bulk is not None and self._current_settings().bulk else None
+        is_single = not (self._current_settings().bulk and _RETRIES.isdisjoint(options))
+        uploads = None if bulk is None or is_single else bulk.uploads
         return with_stored_values(task, args, kwargs, options, uploads)
 
     def send(self, task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
