@@ -6,10 +6,11 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from numbers import Real
 from typing import Any, Self, cast
 
 from celery.backends.redis import RedisBackend
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 from kombu.utils.functional import retry_over_time
 
@@ -162,14 +163,13 @@ def seconds_until(when: Any) -> float:
     Return the seconds until a call is due or expires; 0 if that is over or unknown.
 
     Args:
-        when: Seconds from now, a `datetime`, or one as a text.
+        when: Seconds from now, a `datetime`, or one as a text: a time without a zone is what
+            Celery's workers take it for.
     """
-    if isinstance(when, str):
-        try:
-            when = datetime.fromisoformat(when)
-        except ValueError:
-            return 0.0
-    if isinstance(when, datetime):
-        until = when if when.tzinfo else when.replace(tzinfo=UTC)
-        return max(until.timestamp() - time.time(), 0.0)
-    return max(float(when), 0.0) if isinstance(when, (int, float)) else 0.0
+    if isinstance(when, Real):
+        return max(float(when), 0.0)
+    try:
+        at = maybe_iso8601(when)
+        return max(maybe_make_aware(at).timestamp() - time.time(), 0.0) if at else 0.0
+    except (AttributeError, TypeError, ValueError, OverflowError):  # which Celery says
+        return 0.0

@@ -8,18 +8,21 @@ import logging
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import redis
 from celery import Celery
+from celery.worker.request import Request
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch import BatchTask, MessageTooLarge, QueueFull
 from celery_batch.compat.deadline import waiting_until
 from celery_batch.errors import ConfigurationError
-from celery_batch.payloads.app_payloads import AppPayloads
+from celery_batch.payloads.app_payloads import AppPayloads, seconds_until
 from celery_batch.payloads.store import StoreError
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.protocol import READS_PAYLOADS
@@ -133,6 +136,41 @@ def test_when_a_payload_expires(make: Any, client: redis.Redis, options: Any, se
 
     (found,) = stored(client).values()
     assert seconds + 900 < found <= seconds + 1001
+
+
+@pytest.mark.parametrize("enable_utc", [True, False])
+@pytest.mark.parametrize("option", ["eta", "expires"])
+def test_times_without_a_zone(make: Any, client: redis.Redis, enable_utc: Any, option: str):
+    """They are what Celery's worker takes them for, whatever the app's zone."""
+    task = make(timezone="Asia/Tokyo", enable_utc=enable_utc, batch_payload_expires=1000.0)
+    given = datetime.now(UTC).replace(tzinfo=None) + timedelta(days=1)
+    for when in (given, given.isoformat()):
+        task.apply_async((LARGE,), **{option: when})
+    message = SimpleNamespace(
+        headers=json.loads(client.lindex("celery", 0))["headers"],
+        body=((), {}, {}),
+        delivery_info={},
+        properties={},
+        content_type="",
+        content_encoding="",
+    )
+    request = Request(message, app=task.app, task=task, decoded=True, utc=enable_utc)
+    time_of_worker = request.eta if option == "eta" else request._expires
+
+    seconds = time_of_worker.timestamp() - time.time()
+    assert [pytest.approx(seconds + 1000, abs=5)] * 2 == list(stored(client).values())
+
+
+@pytest.mark.parametrize("value", [np.float32(70), np.int64(70), Fraction(70)], ids=repr)
+def test_seconds_are_any_number(value: Any):
+    """As Celery takes them."""
+    assert 70.0 == seconds_until(value)
+
+
+@pytest.mark.parametrize("value", [None, "", "tomorrow", b"", timedelta(1), -1, [1]], ids=repr)
+def test_times_that_are_none(value: Any):
+    """They are over; what Celery cannot send is Celery's error."""
+    assert 0.0 == seconds_until(value)
 
 
 def test_many_calls(make: Any, client: redis.Redis):
