@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,6 +56,13 @@ _LONGEST_NAME = 255
 
 #: Seconds after which a file that is being written belongs to a process that has died.
 _ABANDONED = 3600.0
+
+
+#: Permissions of a directory that is made here, and of files: users' data are no one else's.
+_OWN_DIRECTORY, _OWN_FILE, _GROUP_FILE = 0o700, 0o600, 0o640
+
+#: How a file is opened that is not there yet.
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class StoreError(Exception):
@@ -234,7 +242,8 @@ class DirectoryPayloads(PayloadStore):
     """
     Payloads in the files of a directory that all processes share.
 
-    A file's time of modification says when it expires.
+    A file's time of modification says when it expires.  Its owner alone may read it; if the
+    directory is setgid, its group may, too.  The umask may allow less.
 
     Args:
         path: The directory, which is made when it is needed.
@@ -248,8 +257,11 @@ class DirectoryPayloads(PayloadStore):
         final = self._file(key)
         written = self.path / f"{_UNFINISHED}{uuid4().hex}"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            written.write_bytes(data)
+            self.path.mkdir(mode=_OWN_DIRECTORY, parents=True, exist_ok=True)
+            is_shared = self.path.stat().st_mode & stat.S_ISGID
+            mode = _GROUP_FILE if is_shared else _OWN_FILE
+            with os.fdopen(os.open(written, _NEW, mode), "wb") as file:
+                file.write(data)
             _expire(written, seconds)
             written.replace(final)
         except OSError as error:

@@ -158,6 +158,31 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path):
         store.put("a" * 300, b"x", 1)
 
 
+@pytest.mark.parametrize(
+    ("directory", "umask", "mode"),
+    [
+        (None, 0o000, 0o600),
+        (0o777, 0o000, 0o600),
+        (0o2770, 0o002, 0o640),
+        (0o2770, 0o077, 0o600),
+    ],
+)
+def test_who_may_read_a_file(tmp_path: Path, directory: Any, umask: int, mode: int):
+    """Its owner, and the group of a directory that is setgid, unless the umask forbids that."""
+    path, before = tmp_path / "payloads", os.umask(umask)
+    try:
+        if directory is not None:
+            path.mkdir()
+            path.chmod(directory)
+        DirectoryPayloads(path).put("a", memoryview(b"x"), 60)
+    finally:
+        os.umask(before)
+
+    (file,) = path.iterdir()
+    assert oct(mode) == oct(file.stat().st_mode & 0o7777)
+    assert oct(directory or 0o700) == oct(path.stat().st_mode & 0o7777)
+
+
 @pytest.mark.parametrize("url", ["payloads", "nowhere://x/y"])
 def test_urls_that_name_no_store(url: str):
     """The error names the setting and what it may be."""
