@@ -9,9 +9,14 @@ from functools import wraps
 from typing import Any
 
 from celery.backends.base import Backend
+from celery.backends.redis import RedisBackend
 from celery.states import EXCEPTION_STATES, READY_STATES
 
 __all__ = ["as_stored", "client_of", "key_prefix", "notify_of_ends", "read_meta_with"]
+
+
+#: Whether Celery's Redis backends have a method that makes clients.
+_MAKES_CLIENTS = hasattr(RedisBackend, "_create_client")
 
 
 class _Reading(threading.local):
@@ -35,12 +40,24 @@ def as_stored() -> Iterator[None]:
 
 def key_prefix(backend: Any) -> str:
     """Return what all keys and channels of a Redis backend begin with."""
-    return str(backend._transport_options.get("global_keyprefix", ""))  # noqa: SLF001
+    options = backend.app.conf.get("result_backend_transport_options") or {}
+    return str(options.get("global_keyprefix") or "")
 
 
 def client_of(backend: Any, params: dict[str, Any]) -> Any:
-    """Return a new client of a Redis backend's server, or of its sentinels' master."""
-    return backend._create_client(**params)  # noqa: SLF001
+    """
+    Return a new client of a Redis backend's server, or of its sentinels' master.
+
+    Args:
+        backend: Celery's.
+        params: Of the connections, in place of those of the backend.
+    """
+    if _MAKES_CLIENTS:
+        return backend._create_client(**params)  # noqa: SLF001
+    # The only client of another backend like it: the same in more steps.
+    other = type(backend)(app=backend.app, url=backend.url)
+    other.connparams = params
+    return other.client
 
 
 def read_meta_with(field: str, restore: Callable[[Any, Any], Any]) -> None:
