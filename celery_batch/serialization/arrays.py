@@ -50,6 +50,9 @@ _TYPED = {"__type__", "__value__"}
 #: NumPy's dtypes that are encoded: booleans, numbers, times, texts and bytes of fixed width.
 _NUMPY_DTYPE = re.compile(r"[<|]([biufcmMSUV])(\d{1,9})(\[[0-9A-Za-z]{1,12}\])?")
 
+#: Their letters of numbers; and of times, of which Python has not all.
+_NUMBERS, _TIMES = "biufc", "mM"
+
 #: Bytes of an element of NumPy's texts, for each of their characters.
 _CHARACTER = 4
 
@@ -425,15 +428,16 @@ def _encode_scalar(number: Any) -> Any:
 
 def split_rows(outputs: Any) -> Any:
     """
-    Return the rows of an array or a tensor of numbers, each an array or a tensor, uncopied.
+    Return the rows of an array or a tensor of numbers or times, each one of its own, uncopied.
 
     Args:
-        outputs: A batch's; what has less than two dimensions, or is something else, is returned
-            as it is.
+        outputs: A batch's; numbers with less than two dimensions, or something else, are returned
+            as they are.
     """
     array: Any = outputs
     if isinstance(outputs, _NDArray):
-        is_split = array.ndim > 1 and array.dtype.kind in "biufc"
+        kind = array.dtype.kind
+        is_split = array.ndim and kind in (_TIMES if array.ndim == 1 else _NUMBERS + _TIMES)
         return list(array) if is_split else outputs
     if isinstance(outputs, _Tensor) and array.ndim > 1:
         return list(array.detach().cpu().unbind())

@@ -261,13 +261,17 @@ def test_a_users_dict_beside_an_array():
 
 
 def test_rows_of_outputs():
-    """Those of an array of numbers are arrays; others are left as they are."""
+    """Those of an array of numbers or times are arrays; others are left as they are."""
     array, tensor = np.ones((3, 2), "f4"), torch.ones(3, 2, requires_grad=True)
     assert [(2,)] * 3 == [row.shape for row in split_rows(array)]
     assert np.shares_memory(array, split_rows(array)[1])
     assert [(2,)] * 3 == [tuple(row.shape) for row in split_rows(tensor)]
     for same in (np.ones(3), torch.ones(3), np.array([["a"]]), [np.ones(2)], None):
         assert same is split_rows(same)
+    for times in (array.astype("M8[ns]"), np.arange(3).astype("m8[D]")):
+        rows = loads(encode_json(split_rows(times)), "application/json", "utf-8")
+        assert np.array_equal(times, np.stack(rows))
+        assert np.stack(rows).dtype == times.dtype
 
 
 def encoded(value: Any) -> Any:
