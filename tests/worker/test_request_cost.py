@@ -107,10 +107,10 @@ def test_requests_that_are_set_aside_count_what_they_cost(app):
 
 def test_so_many_are_fetched_before_any_cost_is_known(app):
     """Whole batches where rows are counted; else those of a usual number of rows."""
-    rows = app.task(base=BatchTask, name="costs.rows", max_batch_size=256)(_same)
+    rows = app.task(base=BatchTask, name="costs.rows", max_batch_size=128)(_same)
     cost = make_task(app, max_batch_cost=100)
 
-    assert 768 == queue(rows).capacity_left(3, [], LEAST_URGENT)
+    assert 384 == queue(rows).capacity_left(3, [], LEAST_URGENT)
     assert 192 == queue(cost).capacity_left(3, [], LEAST_URGENT)
 
 
