@@ -38,6 +38,7 @@ from celery_batch.checks.facts import (
 from celery_batch.client.publish.fast_publish import why_slow
 from celery_batch.client.results.listener import ResultReader, why_not_notified
 from celery_batch.cluster.control_client import ControlClient, impatient_connection
+from celery_batch.cluster.state import runs_batches
 from celery_batch.compat.fast_paths import FastPaths, PathState
 from celery_batch.config import FAST_PATHS, Settings
 from celery_batch.errors import ConfigurationError
@@ -437,14 +438,13 @@ def workers_of(app: Any, tasks: Collection[str]) -> tuple[Worker, ...]:
         Exception: Whatever a transport raises when the broker is away.
     """
     with closing(ControlClient(app)) as client:
-        stats = client.ask("stats", _REPLY_TIMEOUT)
-        # Any other worker would log the command, which it does not know, with a traceback.
-        ours = [name for name, each in stats.items() if "batches" in each]
-        began = time.monotonic()
-        earlier = client.ask("batch_stats", _REPLY_TIMEOUT, ours) if ours else {}
-        if ours:
+        stats, began = client.stats(_REPLY_TIMEOUT), time.monotonic()
+        earlier: dict[str, Any] = {}
+        later: dict[str, Any] = {}
+        if any(map(runs_batches, stats.values())):
+            earlier = client.ask_batch_workers("batch_stats", _REPLY_TIMEOUT)
             time.sleep(max(0.0, began + _REPLY_TIMEOUT - time.monotonic()))
-        later = client.ask("batch_stats", _REPLY_TIMEOUT, ours) if ours else {}
+            later = client.ask_batch_workers("batch_stats", _REPLY_TIMEOUT)
         workers = [
             Worker(
                 name=name,

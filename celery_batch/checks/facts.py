@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery_batch.cluster.state import reports_of
+from celery_batch.cluster.state import reports_of, runs_batches
 from celery_batch.compat.fast_paths import PathState
 
 __all__ = ["PREFORK", "Facts", "Machine", "PayloadFacts", "Redis", "Server", "Torch", "Worker"]
@@ -156,7 +156,7 @@ class Worker:
     @property
     def runs_batches(self) -> bool:
         """Whether it runs celery_batch, and its app has batch tasks."""
-        return "batches" in self.stats
+        return runs_batches(self.stats)
 
     @property
     def fast_paths(self) -> tuple[PathState, ...]:

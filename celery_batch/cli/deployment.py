@@ -211,7 +211,7 @@ class Deployment:
 
 def warm_workers(app: Any, task: str) -> set[str]:
     """
-    Ask all workers of an app which of them take a task and have loaded its model.
+    Ask the workers of an app which of them take a task and have loaded its model.
 
     Args:
         app: The Celery app.
@@ -224,7 +224,7 @@ def warm_workers(app: Any, task: str) -> set[str]:
         OperationalError: The broker cannot be reached.
     """
     with closing(ControlClient(app)) as client:
-        answers = client.ask("batch_status", _LISTEN)
+        answers = client.ask_batch_workers("batch_status", _LISTEN)
     return {
         name
         for name, tasks in answers.items()

@@ -27,7 +27,7 @@ _WINDOW = 10.0
 #: Seconds without a further answer after which all workers have answered.
 _TIMEOUT = 0.4
 
-#: The same for a script, which does not ask again.
+#: The same for a script, which does not ask again; and what it waits beyond the interval.
 _TIMEOUT_ONCE = 2.0
 
 #: Columns where there is no terminal.
@@ -59,7 +59,7 @@ def top(ctx: click.Context, *, once: bool, as_json: bool, interval: float) -> No
     """
     Show what batch tasks and their workers do.
 
-    It asks all workers of the app again and again, until Ctrl-C.
+    It asks the app's workers again and again, until Ctrl-C.
     Where the output is no terminal it prints one plain frame after the other.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -97,13 +97,13 @@ class _Observer:
         self._client.close()
 
     def ask(self, timeout: float = _TIMEOUT) -> None:
-        """Ask all workers once more."""
+        """Ask the workers once more."""
         self.state.add(self._client.snapshot(self._queues, timeout))
 
     def ask_twice(self, interval: float) -> None:
         """Ask all workers twice, as rates need it."""
         self.ask(_TIMEOUT_ONCE)
-        time.sleep(interval)
+        time.sleep(_TIMEOUT_ONCE + interval)
         self.ask(_TIMEOUT_ONCE)
 
 

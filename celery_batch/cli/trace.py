@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from celery_batch.cluster.control_client import ControlClient
 from celery_batch.errors import ConfigurationError
 from celery_batch.tuning.simulate import Load
 
@@ -42,17 +44,18 @@ def record(
     Raises:
         ConfigurationError: No worker has the task, or nothing came.
     """
-    recording = _Recording(app, task)
-    recording.look()
-    until = time.monotonic() + seconds
-    try:
-        while (left := until - time.monotonic()) > 0:
-            time.sleep(min(_EVERY, left))
-            recording.look()
-            report(f"{len(recording.arrived):,} requests recorded")
-    except KeyboardInterrupt:
+    with closing(ControlClient(app)) as client:
+        recording = _Recording(client, task)
         recording.look()
-    recording.finish()
+        until = time.monotonic() + seconds
+        try:
+            while (left := until - time.monotonic()) > 0:
+                time.sleep(min(_EVERY, left))
+                recording.look()
+                report(f"{len(recording.arrived):,} requests recorded")
+        except KeyboardInterrupt:
+            recording.look()
+        recording.finish()
     arrived = sorted(recording.arrived)
     if not arrived:
         raise ConfigurationError(f"{task}: no request arrived in {seconds:g} s")
@@ -69,8 +72,8 @@ class _Recording:
     A worker keeps its arrivals until it is told that they were seen, so a late reply loses nothing.
     """
 
-    def __init__(self, app: Any, task: str) -> None:
-        self._app = app
+    def __init__(self, client: ControlClient, task: str) -> None:
+        self._client = client
         self._task = task
         #: For each worker the number of its next arrival; None before the first look.
         self._seen: dict[str, int] | None = None
@@ -88,16 +91,16 @@ class _Recording:
 
     def look(self) -> None:
         """Add what has arrived since the last look; the first look starts the recording."""
-        arguments = {"task": self._task, "seconds": _KEPT, "seen": self._seen}
-        replies = self._app.control.broadcast(
-            "batch_trace", arguments, reply=True, timeout=_TIMEOUT
-        )
-        found = {
-            worker: reply["ok"]
-            for each in replies or ()
-            for worker, reply in each.items()
-            if "ok" in reply
-        }
+        replies = self._client.ask_batch_workers("batch_trace", _TIMEOUT, self._arguments)
+        self._note(replies)
+        self._late = self._processes.keys() - replies.keys()
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        return {"task": self._task, "seconds": _KEPT, "seen": self._seen}
+
+    def _note(self, replies: dict[str, Any]) -> None:
+        found = {worker: reply["ok"] for worker, reply in replies.items() if "ok" in reply}
         if self._seen is None and not found:
             raise ConfigurationError(
                 f"{self._task}: no running worker has this task, or none replies"
@@ -105,7 +108,6 @@ class _Recording:
         self.arrived += [tuple(each) for reply in found.values() for each in reply["arrived"]]
         self._busy |= {worker for worker, reply in found.items() if reply["arrived"]}
         self._seen = (self._seen or {}) | {worker: reply["next"] for worker, reply in found.items()}
-        self._late = self._processes.keys() - found.keys()
         self._processes |= {worker: reply["processes"] for worker, reply in found.items()}
 
     def finish(self) -> None:
@@ -113,7 +115,10 @@ class _Recording:
         for _ in range(_TRIES):
             if not self._late:
                 break
-            self.look()
+            late = sorted(self._late)
+            replies = self._client.ask("batch_trace", _TIMEOUT, late, self._arguments)
+            self._note(replies)
+            self._late -= replies.keys()
 
 
 def load_of(path: Path, task: str) -> Load:

@@ -10,6 +10,8 @@ from typing import Any
 from amqp.exceptions import ChannelError
 
 from celery_batch.cluster.snapshot import ClusterSnapshot
+from celery_batch.cluster.state import runs_batches
+from celery_batch.compat.kombu import ask_nodes
 
 __all__ = ["ControlClient", "impatient_connection"]
 
@@ -21,6 +23,9 @@ _TIMEOUTS = {
     "redis": dict.fromkeys(("socket_timeout", "socket_connect_timeout"), _TIMEOUT),
     "amqp": {"read_timeout": _TIMEOUT, "write_timeout": _TIMEOUT},
 }
+
+#: Seconds after which it is looked again which workers have batch tasks.
+_LOOK_EVERY = 4.0
 
 
 def impatient_connection(app: Any) -> Any:
@@ -50,6 +55,9 @@ class ControlClient:
         self._unbound = mailbox or app.control.mailbox
         self._connection: Any = None
         self._mailbox: Any = None
+        #: The workers that have batch tasks, and when to look for them again.
+        self._batch_workers: set[str] = set()
+        self._look_at = 0.0
 
     def ask(
         self,
@@ -64,20 +72,59 @@ class ControlClient:
         Args:
             command: A remote control command that replies.
             seconds: How long to listen after the last answer.
-            destination: The workers that get it; all unless given.
+            destination: The workers that get it; all unless given. Once all of these have
+                answered, there is no wait.
             arguments: The command's.
 
         Raises:
             Exception: Whatever the transport raises when the broker is unreachable.
         """
         self._connect()
-        answers: dict[str, Any] = {}
         try:
-            self._mailbox.call(
-                destination, command, arguments, timeout=seconds, callback=answers.update
-            )
+            return ask_nodes(self._mailbox, destination, command, arguments, seconds)
         finally:
             self._mailbox.unclaimed.clear()
+
+    def stats(self, seconds: float) -> dict[str, Any]:
+        """
+        Return the answers of all workers to Celery's ``stats``; note which have batch tasks.
+
+        Args:
+            seconds: How long to listen after the last answer.
+
+        Raises:
+            Exception: Whatever the transport raises when the broker is unreachable.
+        """
+        answers = self.ask("stats", seconds)
+        silent = self._batch_workers - answers.keys()  # until they miss a command of ours, too
+        found = {name for name, each in answers.items() if runs_batches(each)}
+        self._batch_workers = found | silent
+        self._look_at = time.monotonic() + _LOOK_EVERY
+        return answers
+
+    def ask_batch_workers(
+        self, command: str, seconds: float, arguments: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """
+        Return the answers of the workers that have batch tasks.
+
+        Any other would log the command, which it does not know, with a traceback.  So all are
+        asked for Celery's ``stats`` now and then, and a new worker is found.
+
+        Args:
+            command: One of celery_batch's that replies.
+            seconds: How long to listen after the last answer.
+            arguments: The command's.
+
+        Raises:
+            Exception: Whatever the transport raises when the broker is unreachable.
+        """
+        is_due = not self._batch_workers or time.monotonic() >= self._look_at
+        answered = self.stats(seconds).keys() if is_due else self._batch_workers
+        if not self._batch_workers:
+            return {}
+        answers = self.ask(command, seconds, sorted(self._batch_workers), arguments)
+        self._batch_workers &= answered | answers.keys()
         return answers
 
     def broadcast(self, command: str, **arguments: Any) -> None:
@@ -109,19 +156,20 @@ class ControlClient:
 
     def snapshot(self, queues: Iterable[str], seconds: float) -> ClusterSnapshot:
         """
-        Return the statistics of all workers; an unreachable broker is its error.
+        Return the statistics of all workers with batch tasks; an unreachable broker is its error.
 
         Args:
             queues: The names of the broker queues whose messages to count.
             seconds: How long to listen after the last answer.
         """
-        began = time.monotonic()
         try:
-            answers = self.ask("batch_stats", seconds)
-            return ClusterSnapshot(time=began, answers=answers, depths=self.depths(queues))
+            answers = self.ask_batch_workers("batch_stats", seconds)
+            at = time.monotonic()  # and not before a look for workers
+            return ClusterSnapshot(time=at, answers=answers, depths=self.depths(queues))
         except Exception as error:  # noqa: BLE001 (whatever the transport raises)
             self.close()
-            return ClusterSnapshot(time=began, error=str(error) or type(error).__name__)
+            at = time.monotonic()
+            return ClusterSnapshot(time=at, error=str(error) or type(error).__name__)
 
     def close(self) -> None:
         """Close the connection; the next command opens another."""

@@ -17,7 +17,7 @@ from typing import Any
 from celery_batch.cluster.snapshot import ClusterSnapshot, Growth, grown
 from celery_batch.telemetry.histogram import Histogram
 
-__all__ = ["ClusterState", "TaskView", "WorkerView"]
+__all__ = ["ClusterState", "TaskView", "WorkerView", "runs_batches"]
 
 #: Seconds for which a worker that does not answer is remembered.
 _SILENCE = 30.0
@@ -221,6 +221,16 @@ class ClusterState:
             return None
         share: float = (idle - before.get("device_idle_seconds", 0.0)) / (passed * processes)
         return min(max(1.0 - share, 0.0), 1.0)
+
+
+def runs_batches(stats: Mapping[str, Any]) -> bool:
+    """
+    Return whether a worker runs celery_batch, and its app has batch tasks.
+
+    Args:
+        stats: Its answer to Celery's ``stats``.
+    """
+    return "batches" in stats
 
 
 def reports_of(answer: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:

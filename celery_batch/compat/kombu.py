@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from weakref import WeakSet, finalize
@@ -24,6 +24,7 @@ from kombu.utils import json
 from kombu.utils.objects import cached_property
 
 __all__ = [
+    "ask_nodes",
     "consume_again",
     "decodes_json",
     "encodes_json",
@@ -269,3 +270,42 @@ def _fire_timers_on_time(hub: Any) -> None:
         return min(delay, max(queue[0].eta - time.monotonic(), 0.0)) if queue else delay
 
     hub.fire_timers = fire_timers_on_time
+
+
+class _AllReplied(Exception):
+    """Ends the wait for replies."""
+
+
+def ask_nodes(
+    mailbox: Any,
+    nodes: Sequence[str] | None,
+    command: str,
+    arguments: Mapping[str, Any] | None,
+    seconds: float,
+) -> dict[str, Any]:
+    """
+    Send a remote control command, and return the replies by node.
+
+    Kombu's own `call` takes as many replies as there are nodes, with those that come too late
+    from an earlier command: then some replies are missing, and come too late for the next one.
+
+    Args:
+        mailbox: Bound to a connection.
+        nodes: Which get it; all unless given.  Once all of these have replied, there is no wait.
+        command: Its name.
+        arguments: The command's.
+        seconds: How long to wait after the last reply.
+    """
+    replies: dict[str, Any] = {}
+
+    def note(reply: dict[str, Any]) -> None:
+        replies.update(reply)
+        if nodes and replies.keys() >= {*nodes}:
+            raise _AllReplied
+
+    with suppress(_AllReplied):
+        # As Celery's `Control.broadcast` calls it; no limit of 0 is replaced by one.
+        mailbox._broadcast(  # noqa: SLF001
+            command, arguments, nodes, reply=True, timeout=seconds, limit=0, callback=note
+        )
+    return replies

@@ -9,6 +9,7 @@ import pytest
 
 from celery_batch.checks import collect
 from celery_batch.checks.collect import workers_of
+from celery_batch.cluster.control_client import ControlClient
 
 POOL = {"implementation": "celery.concurrency.prefork:TaskPool", "max-concurrency": 1}
 REPORT = {"served": True, "max_batch_size": 8, "max_wait": 0.01, "batches": 0}
@@ -22,18 +23,18 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "batch_stats": {"ours": {"tasks": {"shop.toy": REPORT}}},
     }
 
-    class FakeClient:
+    class FakeClient(ControlClient):
         """Stands for a control client."""
 
         def __init__(self, app: Any) -> None:
-            assert app is not None
+            super().__init__(app, object())
 
         def ask(
             self,
             command: str,
             _seconds: float,
             destination: Sequence[str] | None = None,
-            **_arguments: Any,
+            arguments: Any = None,  # noqa: ARG002 (a control client's)
         ) -> dict[str, Any]:
             """Answer at once."""
             found = answers[command]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from celery import Celery
@@ -61,23 +60,43 @@ def test_without_a_worker_nothing_is_recorded(tmp_path, monkeypatch):
     assert not (tmp_path / "trace").exists()
 
 
+def use(monkeypatch, ask):
+    """Have a function of a command's arguments stand for the workers."""
+
+    class FakeClient:
+        """Stands for a control client."""
+
+        def __init__(self, _app):
+            """Connect to nothing."""
+
+        def ask_batch_workers(self, _command, _seconds, arguments):
+            """Return the answers to a look."""
+            return ask(arguments)
+
+        def ask(self, _command, _seconds, destination, arguments):
+            """Return the answers to a look at those that were late."""
+            assert destination == ["w"]
+            return ask(arguments)
+
+        def close(self):
+            """Do nothing."""
+
+    monkeypatch.setattr("celery_batch.cli.trace.ControlClient", FakeClient)
+
+
 def test_late_replies_lose_nothing(tmp_path, monkeypatch):
     """What a worker said too late is asked for again; none is counted twice."""
     arrivals = [[1.0 + n, 5.0, 1] for n in range(6)]
     seen = []
 
-    class Control:
-        """A worker whose second reply comes too late."""
-
-        def broadcast(self, _, arguments, **__):
-            seen.append(arguments["seen"])
-            if len(seen) == 2:
-                return []
-            number = (arguments["seen"] or {}).get("w", 0)
-            until = 2 * len(seen) - 2
-            return [
-                {"w": {"ok": {"processes": 2, "arrived": arrivals[number:until], "next": until}}}
-            ]
+    def ask(arguments):
+        """Answer as a worker whose second reply comes too late."""
+        seen.append(arguments["seen"])
+        if len(seen) == 2:
+            return {}
+        number = (arguments["seen"] or {}).get("w", 0)
+        until = 2 * len(seen) - 2
+        return {"w": {"ok": {"processes": 2, "arrived": arrivals[number:until], "next": until}}}
 
     monkeypatch.setattr("celery_batch.cli.trace._EVERY", 0.0)
     count = 0
@@ -88,7 +107,8 @@ def test_late_replies_lose_nothing(tmp_path, monkeypatch):
         if count == 2:
             raise KeyboardInterrupt
 
-    recorded = record(SimpleNamespace(control=Control()), "t", tmp_path / "trace", 60.0, interrupt)
+    use(monkeypatch, ask)
+    recorded = record(None, "t", tmp_path / "trace", 60.0, interrupt)
 
     assert (6, 2) == recorded
     assert [None, {"w": 0}, {"w": 0}, {"w": 4}] == seen
@@ -98,20 +118,19 @@ def test_the_last_look_is_repeated(tmp_path, monkeypatch):
     """A worker that replies too late to it is asked again."""
     looks = []
 
-    class Control:
-        """A worker that replies to the first look and to the last."""
-
-        def broadcast(self, _, arguments, **__):
-            looks.append(arguments["seen"])
-            if 1 < len(looks) < 5:
-                return []
-            arrived = [[1.0, 5.0, 1]] * (len(looks) > 1)
-            return [{"w": {"ok": {"processes": 1, "arrived": arrived, "next": len(arrived)}}}]
+    def ask(arguments):
+        """Answer as a worker that replies to the first look and to the last."""
+        looks.append(arguments["seen"])
+        if 1 < len(looks) < 5:
+            return {}
+        arrived = [[1.0, 5.0, 1]] * (len(looks) > 1)
+        return {"w": {"ok": {"processes": 1, "arrived": arrived, "next": len(arrived)}}}
 
     def interrupt(_: str) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("celery_batch.cli.trace._EVERY", 0.0)
-    recorded = record(SimpleNamespace(control=Control()), "t", tmp_path / "trace", 60.0, interrupt)
+    use(monkeypatch, ask)
+    recorded = record(None, "t", tmp_path / "trace", 60.0, interrupt)
 
     assert (1, 1) == recorded

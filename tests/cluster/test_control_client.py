@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 from celery import Celery
@@ -79,3 +81,116 @@ def test_redis_without_workers(broker):
 
     assert {} == answers
     assert {"none": 0, "such": 0} == depths
+
+
+class Nodes:
+    """Nodes of an app that answer ``stats`` and other commands; no worker, but the same words."""
+
+    def __init__(self, app):
+        self._app = app
+        #: The answers of each node by command, and seconds after which it gives one.
+        self.answers, self.delays = {}, {}
+        #: What each node was asked.
+        self.asked = []
+
+    @contextmanager
+    def up(self, name, **answers):
+        """Have a node that gives these answers."""
+        self.answers[name], self.delays[name] = answers, 0.0
+        ready, stop = threading.Event(), threading.Event()
+        thread = threading.Thread(target=self._serve, args=(name, ready, stop))
+        thread.start()
+        try:
+            assert ready.wait(30)
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def _serve(self, name, ready, stop):
+        def handler(command):
+            def handle(_state=None, **_):
+                self.asked.append((name, command))
+                time.sleep(self.delays[name])
+                return self.answers[name].get(command, {"error": "KeyError"})
+
+            return handle
+
+        commands = ("stats", "batch_stats")
+        with self._app.connection_for_write() as connection, connection.channel() as channel:
+            handlers = {command: handler(command) for command in commands}
+            mailbox = self._app.control.mailbox(connection)
+            node = mailbox.Node(name, channel=channel, handlers=handlers)
+            with node.listen(channel=channel):
+                while not stop.is_set():
+                    with suppress(TimeoutError):
+                        connection.drain_events(timeout=0.05)
+                    ready.set()  # Redis subscribes with the first wait
+
+
+OURS = {"stats": {"batches": {}}, "batch_stats": {"tasks": {}}}
+
+
+@pytest.fixture(params=["shop", "rabbit_shop"], ids=["redis", "rabbitmq"])
+def nodes(request):
+    """Nodes on a real broker, and a client that asks them."""
+    url = request.getfixturevalue(request.param).url
+    app = Celery("nodes", broker=url, set_as_current=False)
+    with closing(ControlClient(app)) as client:
+        yield Nodes(app), client
+
+
+def test_only_workers_with_batch_tasks_hear_our_commands(nodes, monkeypatch):
+    """Another one would log a traceback; a new one is found soon, one that is gone is left out."""
+    nodes, client = nodes
+    monkeypatch.setattr(module, "_LOOK_EVERY", 0.5)
+    with nodes.up("stock", stats={"pool": {}}):
+        assert not client.snapshot([], 0.5).answers
+        with nodes.up("ours", **OURS):
+            assert ["ours"] == [*client.snapshot([], 0.5).answers]
+            with nodes.up("new", **OURS):
+                time.sleep(0.5)
+                assert ["new", "ours"] == sorted(client.snapshot([], 0.5).answers)
+        time.sleep(0.5)
+        assert not client.snapshot([], 0.5).answers
+
+    assert ("stock", "batch_stats") not in nodes.asked
+    assert ("ours", "batch_stats") in nodes.asked
+
+
+def test_a_frame_waits_for_no_other_answer(nodes):
+    """Between two looks for workers it has what it wants as soon as all have answered."""
+    nodes, client = nodes
+    with nodes.up("one", **OURS), nodes.up("two", **OURS):
+        client.stats(0.5)
+        began = time.monotonic()
+        answers = client.ask_batch_workers("batch_stats", 30.0)
+        seconds = time.monotonic() - began
+
+    assert ["one", "two"] == sorted(answers)
+    assert seconds < 10
+
+
+def test_a_late_answer_costs_no_other(nodes):
+    """It belongs to an earlier question, and is not counted among the answers to this one."""
+    nodes, client = nodes
+    with nodes.up("late", **OURS), nodes.up("quick", **OURS):
+        client.stats(0.5)
+        nodes.delays["late"] = 1.0
+        assert ["quick"] == [*client.ask_batch_workers("batch_stats", 0.3)]
+        nodes.delays["late"] = 0.0
+        both = client.ask_batch_workers("batch_stats", 5.0)
+
+    assert ["late", "quick"] == sorted(both)
+
+
+def test_a_worker_that_is_busy_at_a_look_is_still_asked(nodes):
+    """It has batch tasks, as far as is known, until it misses both commands of one look."""
+    nodes, client = nodes
+    with nodes.up("ours", **OURS):
+        client.stats(0.5)
+        nodes.delays["ours"] = 1.0
+        client.stats(0.2)
+        nodes.delays["ours"] = 0.0
+
+        assert ["ours"] == [*client.ask_batch_workers("batch_stats", 5.0)]

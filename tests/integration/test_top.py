@@ -7,12 +7,15 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from celery_batch.processes.managed_process import ManagedProcess
+from tests.integration.test_check import OLD
 from tests.services.forked import run
 from tests.services.place import eventually
 from tests.services.shop import CELERY, environment_of
@@ -109,6 +112,32 @@ def test_a_script_reads_json(shop):
     assert worker.name == server["name"]
     assert server["processes"] == 1
     assert 0 <= server["busy"] <= 1
+
+
+def test_a_worker_without_celery_batch_is_not_troubled(shop, tmp_path):
+    """It hears no command that it does not know, of `top` or of `tune --record`."""
+    worker, log = shop.worker("-c", "1"), tmp_path / "old.log"
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    old = ManagedProcess([sys.executable, "-c", OLD.format(url=shop.url)], log, env=env)
+    frames = [*COMMAND, "--interval", "0.2"]
+    try:
+        eventually(lambda: " ready." in log.read_text(), "the other worker", timeout=90)
+        with subprocess.Popen(
+            frames, env=os.environ | shop.environment, stdout=subprocess.PIPE, text=True
+        ) as process:
+            seen = iter(process.stdout.readline, "")
+            shown = [line for _, line in zip(range(200), seen, strict=False)]
+            process.terminate()
+            process.stdout.read()
+        record = (CELERY, "-A", "tests.services.tasks", "batch", "tune", "shop.double")
+        options = ("--record", str(tmp_path / "trace"), "--seconds", "1")
+        run([*record, *options], env=os.environ | shop.environment)
+    finally:
+        old.stop(grace=10)
+
+    assert any(line.startswith(worker.name) for line in shown)
+    assert not any(line.startswith("old@") for line in shown)
+    assert "Traceback" not in log.read_text()
 
 
 def test_the_broker_is_away():
