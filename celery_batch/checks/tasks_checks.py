@@ -56,6 +56,10 @@ def costs(facts: Facts) -> Iterator[Finding]:
 #: How reasons begin for which a fast path is off as it should be, or of which other checks speak.
 _AS_MEANT = ("this worker may have", "the pool is", "results are in", "the broker is")
 
+#: Reasons of those who watch tasks, in a worker's words and of a setting; and what that costs.
+_EVENTS = ("task events are on", "worker_send_task_events is on")
+_PRICE = "Flower needs them; they cost three messages for each item."
+
 #: Words of reasons that are settings for those who look for a fault.
 _BY_HAND = ("batch_", "is off")
 
@@ -82,9 +86,12 @@ def _paths(what: str, states: Sequence[PathState]) -> Finding:
     off = [state for state in states if state.reason and not state.reason.startswith(_AS_MEANT)]
     if not off:
         return ok(f"{what}: {states_in_words(states)}.")
-    if _are_all(off, _BY_HAND):
+    wrong = [state for state in off if state.reason not in _EVENTS]
+    if not wrong:
+        return ok(f"{what}: {states_in_words(off)}. {_PRICE}")
+    if _are_all(wrong, _BY_HAND):
         fix = "Leave these settings out, unless you are looking for a fault."
-    elif _are_all(off, _BY_HAND + _IN_APP):
+    elif _are_all(wrong, _BY_HAND + _IN_APP):
         fix = (
             "Leave out what is named, unless you need it: Celery's own code does the same, and"
             " takes longer."

@@ -121,6 +121,7 @@ def test_a_worker_without_celery_batch_beside_one_with_events(shop, tmp_path):
     finally:
         old.stop(grace=10)
     words = "old@localhost runs no celery_batch: it runs"
+    price = "Flower needs them; they cost three messages for each item."
 
     assert [f"{words} shop.double one by one.", f"{words} shop.halved in batches of"] == [
         about[0],
@@ -130,7 +131,7 @@ def test_a_worker_without_celery_batch_beside_one_with_events(shop, tmp_path):
     assert "Traceback" not in log.read_text()
     assert [
         ("warning", "Fast paths: publish off (task_send_sent_event is on)."),
-        ("warning", f"Fast paths of {ours.name}: intake off (task events are on)."),
+        ("ok", f"Fast paths of {ours.name}: intake off (task events are on). {price}"),
     ] == [each[:2] for each in said["fast-paths"]]
     assert "intake off (task events are on)" in ours.log
 
