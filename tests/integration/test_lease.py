@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -16,6 +17,7 @@ import pytest
 from celery_batch.processes.managed_process import wait_until
 from tests.conftest import Shop, Worker
 from tests.services.memory import remember
+from tests.services.place import eventually
 
 #: Kombu gives back what nobody refreshed for a second, and looks every second.
 HASTY = {
@@ -268,6 +270,25 @@ def test_every_connection_cut_under_load_loses_nothing(shop: Shop):
     assert "Unrecoverable" not in worker.log
     assert 0 == worker.stop()
     assert set() == books(shop)
+
+
+def test_a_right_that_is_lost_while_a_worker_runs(shop: Shop):
+    """Messages are still found, and one line of the log says why that takes longer."""
+    client = shop.memory()
+    worker = shop.worker("-c", "1")
+    shop.double.delay(1).get(timeout=60)
+    client.execute_command("ACL", "SETUSER", "default", "-blmove")
+    try:
+        values = [shop.double.delay(2).get(timeout=60)]
+        eventually(lambda: "Redis does not allow BLMOVE (" in worker.log, "the warning", timeout=60)
+        time.sleep(2.5)
+        values.append(shop.double.delay(3).get(timeout=60))
+    finally:
+        client.execute_command("ACL", "SETUSER", "default", "+@all")
+        client.close()
+
+    assert [4, 6] == values
+    assert 1 == worker.log.count("Redis does not allow BLMOVE (")
 
 
 @pytest.mark.parametrize("command", ["blmove", "rpop"])

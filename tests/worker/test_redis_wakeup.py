@@ -107,6 +107,20 @@ def test_an_early_wakeup_shows_the_error_next_time(loop: Loop):
     assert (1, {}) == (loop.wakeups, loop.readers)
 
 
+def test_a_missing_right_is_named_once(loop: Loop, caplog: pytest.LogCaptureFixture):
+    """The log says what an idle worker waits for in vain, and not each second."""
+    loop.client.execute_command("ACL", "SETUSER", "default", "-blmove")
+    try:
+        for _ in range(4):
+            loop.wait("letters")
+            loop.receive()
+    finally:
+        loop.client.execute_command("ACL", "SETUSER", "default", "+blmove")
+
+    assert 1 == caplog.text.count("Redis does not allow BLMOVE (")
+    assert "looks for messages once a second" in caplog.text
+
+
 def test_replies_are_skipped_again_after_one(loop: Loop):
     """After an early wakeup one message is sent twice, not every one."""
     loop.client.execute_command("ACL", "SETUSER", "default", "-blmove")

@@ -23,6 +23,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from celery_batch.compat.redis import descriptor_of
 from celery_batch.worker.redis.owner import boottime, own_pool
+from celery_batch.worker.redis.scripts import lacks_command
 
 __all__ = ["QueueWakeup"]
 
@@ -42,6 +43,9 @@ _SKIP_REPLY = ("CLIENT", "REPLY", "SKIP")
 
 #: An earlier reply is not due to the end of the wait.
 _AT_ONCE = _WAIT / 2
+
+#: What follows where the access rules have been changed since the worker's start.
+_WITHOUT_BLMOVE = "until its user may run it, an idle worker looks for messages once a second"
 
 
 @dataclass(slots=True)
@@ -74,7 +78,7 @@ class QueueWakeup:
         #: The lists for which a thread connects.
         self._connecting: set[str] = set()
         self._may_skip_replies = True
-        self._is_closed = self._has_failed = False
+        self._is_closed = self._has_failed = self._is_forbidden = False
 
     def wait(self, keys: Iterable[str]) -> None:
         """
@@ -156,11 +160,14 @@ class QueueWakeup:
             return
         try:
             reply = wait.connection.read_response(disconnect_on_error=False)
-        except ResponseError:
+        except ResponseError as error:
             self._drop(key)
             if wait.skips_reply:
                 self._may_skip_replies = False
                 self._on_message()
+            elif lacks_command(error) and not self._is_forbidden:
+                self._is_forbidden = True
+                logger.warning("Redis does not allow BLMOVE (%s): %s", error, _WITHOUT_BLMOVE)
             # Else Redis is full, say, or the key is no list: it is tried again before long.
         except (RedisError, OSError):
             self._drop(key)
