@@ -16,6 +16,7 @@ from celery.backends.cache import _DUMMY_CLIENT_CACHE as _CACHE
 from celery.exceptions import Ignore, Reject
 
 from celery_batch import BatchTask, WrongResultCount
+from celery_batch.config import LARGEST_BATCH
 from celery_batch.protocol import PAYLOADS
 from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor import model_call
@@ -102,15 +103,15 @@ def test_each_item_has_its_own_state_and_result(app: Celery):
 
 
 def test_a_thousand_items_nest_without_running_out_of_stack(app: Celery):
-    """The depth of the tracers grows with the batch, and so does the limit."""
+    """The depth of the tracers grows with the batch, and so does the limit; as far as it may."""
 
-    @app.task(base=BatchTask, max_batch_size=1024)
+    @app.task(base=BatchTask, max_batch_size=LARGEST_BATCH)
     def many(x):
         return [value + 1 for value in x]
 
-    settled = deliver(many, *range(1024))
+    settled = deliver(many, *range(LARGEST_BATCH))
 
-    assert [(0, str(n + 1)) for n in range(1024)] == [
+    assert [(0, str(n + 1)) for n in range(LARGEST_BATCH)] == [
         (failed, shown) for failed, shown, _ in settled
     ]
 
