@@ -28,6 +28,7 @@ __all__ = [
     "allow_connections",
     "descriptor_of",
     "get_connection",
+    "log_no_pushes",
     "track_connections",
 ]
 
@@ -64,6 +65,18 @@ def _connection_arguments(kind: Any) -> tuple[str, ...]:
 def descriptor_of(connection: Any) -> int:
     """Return the descriptor of a connection's socket, for an event loop."""
     return int(connection._sock.fileno())  # noqa: SLF001
+
+
+def log_no_pushes(pubsub: Any) -> None:
+    """Have a connected subscription not make a text of each message of RESP3 for a log."""
+    parser = getattr(pubsub.connection, "_parser", None)
+    replace = getattr(parser, "set_pubsub_push_handler", None)
+    if replace is not None:  # else, as with RESP2, there is no such log, or messages cost more
+        replace(_same)
+
+
+def _same(response: Any) -> Any:
+    return response
 
 
 def track_connections() -> None:

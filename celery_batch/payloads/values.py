@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, chain
 from os import urandom
 from typing import Any, NamedTuple, Self
 
@@ -36,6 +36,11 @@ _SMALL = frozenset((int, float, bool, type(None), str))
 
 BYTES, JSON = "bytes", "json"
 
+#: Bytes of a value up to which its checksum is that of all of them; of a larger one so many pieces
+#: of so many bytes, from the first to the last: all would take as long as to send them.
+_CHECKED_WHOLE = 1 << 16
+_PIECES, _PIECE = 16, 1 << 12
+
 
 class PayloadReference(NamedTuple):
     """
@@ -44,7 +49,8 @@ class PayloadReference(NamedTuple):
     Args:
         nonce: Distinguishes the payloads of the tries of a task.
         sizes: Of each value, in bytes.
-        checksum: CRC-32 of all the bytes.
+        checksum: CRC-32 of the values, or of pieces of large ones, which tells other values and
+            cut ones from those that were stored.
     """
 
     nonce: str
@@ -95,25 +101,38 @@ class PayloadReference(NamedTuple):
                 " has another batch_payload_store, they have expired (batch_payload_expires), or a"
                 " Redis has evicted them"
             )
-        if len(data) != self.total or zlib.crc32(data) != self.checksum:
+        view = memoryview(data)
+        starts = accumulate(map(aligned, self.sizes), initial=0)
+        parts = [view[start : start + n] for start, n in zip(starts, self.sizes, strict=False)]
+        if len(data) != self.total or _checksum(parts) != self.checksum:
             raise InvalidPayload(
                 f"the values that were stored beside the message were changed:"
                 f" {len(data)} bytes, {self.total} expected"
             )
-        view = memoryview(data)
-        starts = accumulate(map(aligned, self.sizes), initial=0)
-        return [view[start : start + size] for start, size in zip(starts, self.sizes, strict=False)]
+        return parts
+
+
+def _checksum(values: Iterable[Any]) -> int:
+    checksum = 0
+    for value in values:
+        view = memoryview(value)
+        if len(view) <= _CHECKED_WHOLE:
+            checksum = zlib.crc32(view, checksum)
+            continue
+        last = len(view) - _PIECE
+        for start in (last * n // (_PIECES - 1) for n in range(_PIECES)):
+            checksum = zlib.crc32(view[start : start + _PIECE], checksum)
+    return checksum
 
 
 class Payloads:
     """The bytes of the values that were taken out of one message."""
 
     def __init__(self) -> None:
-        self._buffers: list[Any] = []
-        self._sizes: list[int] = []
+        self._values: list[Any] = []
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return len(self._values)
 
     @property
     def is_full(self) -> bool:
@@ -122,23 +141,22 @@ class Payloads:
 
     def add(self, data: Any) -> int:
         """Add the bytes of a value, and return its index."""
-        if self._sizes and (padding := aligned(self._sizes[-1]) - self._sizes[-1]):
-            self._buffers.append(bytes(padding))
-        self._sizes.append(len(data))
-        self._buffers.append(data)
+        self._values.append(data)
         return len(self) - 1
 
     @property
     def data(self) -> Any:
         """All bytes; of one value they are not copied."""
-        return self._buffers[0] if len(self._buffers) == 1 else b"".join(self._buffers)
+        *others, last = self._values
+        if not others:
+            return last
+        padded = ((each, bytes(aligned(len(each)) - len(each))) for each in others)
+        return b"".join((*chain.from_iterable(padded), last))
 
     def reference(self) -> PayloadReference:
         """Return a new reference to them."""
-        checksum = 0
-        for buffer in self._buffers:
-            checksum = zlib.crc32(buffer, checksum)
-        return PayloadReference(urandom(8).hex(), self._sizes, checksum)
+        sizes = list(map(len, self._values))
+        return PayloadReference(urandom(8).hex(), sizes, _checksum(self._values))
 
 
 def take_out(value: Any, least: int, payloads: Payloads, *, takes_bytes: bool) -> Any:

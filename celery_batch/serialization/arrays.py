@@ -124,7 +124,7 @@ class EncodedArray:
         ValueError: The arguments contradict each other, or are no such names and numbers.
     """
 
-    __slots__ = ("_data", "dtype", "kind", "shape")
+    __slots__ = ("_data", "dtype", "kind", "nbytes", "shape")
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -137,6 +137,8 @@ class EncodedArray:
         self._data = data
         if kind not in (NDARRAY, TENSOR):
             raise ValueError(f"there is no kind of array {kind!r}")
+        #: The bytes of all elements.
+        self.nbytes = prod(shape) * itemsize_of(kind, dtype)
         # Base64 has four characters for three bytes.
         size = -(-self.nbytes // 3) * 4 if isinstance(data, str) else self.nbytes
         if len(data) != size:
@@ -146,11 +148,6 @@ class EncodedArray:
     def itemsize(self) -> int:
         """The bytes of an element."""
         return itemsize_of(self.kind, self.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all elements."""
-        return prod(self.shape) * self.itemsize
 
     @property
     def ndim(self) -> int:

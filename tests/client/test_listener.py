@@ -23,6 +23,8 @@ from celery_batch.client.results import listener as store
 from celery_batch.client.results import listener as sweep
 from celery_batch.client.results.listener import (
     Listener,
+    ResultReader,
+    Subscription,
     close_listener,
     is_listening,
     listener_for,
@@ -64,6 +66,21 @@ def test_channel_is_confirmed_before_it_is_named(background: FakeWorker):
 
     assert {channel: 1} == background.subscribers()
     assert is_listening(background.app)
+
+
+def test_no_message_is_logged(redis_server: RedisServer, caplog: pytest.LogCaptureFixture):
+    """Redis-py makes a text of each for a log that is off."""
+    app = Celery("reader", backend=redis_server.url, set_as_current=False)
+    reader = ResultReader(app.backend)
+    subscription = Subscription(reader.client())
+    with caplog.at_level(logging.DEBUG, "push_response"):
+        subscription.start("replies")
+        reader.wake("replies")
+        assert subscription.read() == b""
+    subscription.close()
+    reader.close()
+
+    assert not [each for each in caplog.records if each.name == "push_response"]
 
 
 def test_one_listener_for_all_threads(background: FakeWorker):

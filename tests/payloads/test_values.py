@@ -211,6 +211,26 @@ def test_bytes_that_were_changed():
         reference.split(None)
 
 
+@pytest.mark.parametrize("size", [1 << 16, (1 << 16) + 1, 1 << 20])
+def test_large_values_of_other_bytes(size: int):
+    """They differ in what the checksum is made of: both ends, and no longer a gap than a tenth."""
+    taken = Payloads()
+    value = np.random.default_rng(1).bytes(size)
+    take_out([value, b"x" * 100], 1, taken, takes_bytes=True)
+    data, reference = bytes(taken.data), taken.reference()
+    assert [value, b"x" * 100] == [bytes(each) for each in reference.split(data)]
+
+    gap = size // 10
+    for start in (0, 1, size // 3, size // 2, size - gap - 1, size - gap):
+        changed = data[:start] + bytes(gap) + data[start + gap :]
+        with pytest.raises(InvalidPayload, match="were changed"):
+            reference.split(changed)
+    for place in (0, size - 1, size + 50):
+        changed = data[:place] + b"y" + data[place + 1 :]
+        with pytest.raises(InvalidPayload, match="were changed"):
+            reference.split(changed)
+
+
 @pytest.mark.parametrize(
     "value",
     [

@@ -34,6 +34,7 @@ from redis.retry import Retry
 from celery_batch.client.background import OnDemandThread
 from celery_batch.client.results.pending import PendingResults
 from celery_batch.compat.fast_paths import FastPaths
+from celery_batch.compat.redis import log_no_pushes
 from celery_batch.compat.results import client_of, key_prefix
 from celery_batch.protocol import FACTS_ID, REPLY_CHANNEL, read_replies
 
@@ -136,6 +137,7 @@ class Subscription:
     def start(self, channel: str) -> None:
         """Subscribe, and wait for the confirmation."""
         self._pubsub.subscribe(channel)
+        log_no_pushes(self._pubsub)
         confirmed = self._pubsub.get_message(timeout=TIMEOUT)
         if confirmed is None or confirmed["type"] != "subscribe":
             raise ConnectionError("Redis does not confirm the subscription")
