@@ -28,13 +28,19 @@ _KEYS = (1, 10, 1_000, 10_000)
 #: Items of a backlog; and those that come in a second, for so many seconds.
 _ITEMS, _RATE, _SECONDS = 8192, 150.0, 10.0
 
-#: A round takes a minute, and so do the loads.
-_MOST_ROUNDS = 2
+#: Drains of each backlog, each after one without keys and cost; some minutes for all backlogs.
+_MOST_PAIRS = 6
 
 #: Rows of the largest batch of these tasks.
 _SIZE = 32
 
-_TASKS = ("unkeyed", "costed", "keyed", "keyed_costed")
+#: The task and the number of keys of each backlog.
+_BACKLOGS = {
+    "no keys, no cost": ("unkeyed", 1),
+    "cost, no keys": ("costed", 1),
+    **{f"{keys:,} keys" if keys > 1 else "1 key": ("keyed", keys) for keys in _KEYS},
+    "10 keys, cost": ("keyed_costed", 10),
+}
 
 #: Microseconds that keys and costs may take of the worker's main process for each item.
 _MOST_CPU = 10.0
@@ -43,41 +49,31 @@ _MOST_CPU = 10.0
 def _measure(effort: Effort) -> dict[str, Any]:
     count = effort.items(_ITEMS)
     with broker(), running("--concurrency=1", "-Q", "bench-keys") as stack:
-        for name in _TASKS:
-            _drain(stack, name, 1, 64)
-        rounds = [_round(stack, count) for _ in range(min(effort.rounds, _MOST_ROUNDS))]
+        pairs = min(effort.rounds, _MOST_PAIRS)
+        rows = [
+            {"name": name, **_compared(stack, *backlog, count, pairs)}
+            for name, backlog in _BACKLOGS.items()
+        ]
         loads = [_load(stack, keys, effort.share) for keys in _KEYS]
-    rows = [
-        {
-            key: value
-            if isinstance(value, str)
-            else statistics.median(each[n][key] for each in rounds)
-            for key, value in row.items()
-        }
-        for n, row in enumerate(rounds[0])
-    ]
     return {"rows": rows, "loads": loads}
 
 
-def _round(stack: Stack, count: int) -> list[dict[str, Any]]:
-    """Drain a backlog of each kind; those with keys are compared with batches of that size."""
-    plain = {"name": "no keys, no cost", **_drain(stack, "unkeyed", 1, count)}
-    costed = {"name": "cost, no keys", **_drain(stack, "costed", 1, count)}
-    rows = [plain, costed]
-    for name, keys in [*(("keyed", each) for each in _KEYS), ("keyed_costed", 10)]:
-        found = _drain(stack, name, keys, count)
-        size = min(max(round(found["size"]), 1), _SIZE)
-        _configure(stack, size)
-        same = _drain(stack, "unkeyed", 1, count) if size < _SIZE else plain
-        _configure(stack, _SIZE)
-        what = f"{keys:,} keys" if keys > 1 else "1 key"
-        rows.append({
-            "name": f"{what}, cost" if name == "keyed_costed" else what,
-            **found,
-            "extra": found["cpu"] - same["cpu"],
-        })  # fmt: skip
-    costed["extra"], plain["extra"] = costed["cpu"] - plain["cpu"], 0.0
-    return rows
+def _compared(stack: Stack, name: str, keys: int, count: int, pairs: int) -> dict[str, Any]:
+    """
+    Drain a backlog, and compare it with one without keys and cost, in batches as large.
+
+    The speed of a machine changes within a minute by more than what is looked for: so each drain
+    is compared with the one just before it.
+    """
+    size = _drain(stack, name, keys, count)["size"]
+    _configure(stack, min(max(round(size), 1), _SIZE))
+    found = []
+    for _ in range(pairs):
+        plain = _drain(stack, "unkeyed", 1, count)
+        drain = _drain(stack, name, keys, count)
+        found.append({**drain, "extra": drain["cpu"] - plain["cpu"]})
+    _configure(stack, _SIZE)
+    return {key: statistics.median(each[key] for each in found) for key in found[0]}
 
 
 def _configure(stack: Stack, size: int) -> None:

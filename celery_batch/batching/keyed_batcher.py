@@ -247,7 +247,15 @@ class KeyedBatcher(Generic[T]):
         if request.alone:
             self._suspects.add(request)
             return
-        self._count(request)
+        rows, policy = request.rows, self._policy
+        total = self._totals.get(request.urgency)
+        if total is None:
+            total = self._totals[request.urgency] = [0, 0, 0.0]
+        self._length += 1
+        total[0] += 1
+        total[1] += rows
+        has_cost = policy.max_batch_cost is not None
+        total[2] += policy.work_of(rows, request.cost) if has_cost else rows
         key = self._keys.get(request.key)
         if key is None:
             key = self._keys[request.key] = self._new(request.key)
@@ -327,18 +335,6 @@ class KeyedBatcher(Generic[T]):
         else:
             del self._keys[key.key]
             self._remember(key)
-
-    def _count(self, request: Request[T]) -> None:
-        """Add a request to the totals."""
-        rows, policy = request.rows, self._policy
-        total = self._totals.get(request.urgency)
-        if total is None:
-            total = self._totals[request.urgency] = [0, 0, 0.0]
-        self._length += 1
-        total[0] += 1
-        total[1] += rows
-        has_cost = policy.max_batch_cost is not None
-        total[2] += policy.work_of(rows, request.cost) if has_cost else rows
 
     def _count_out(self, requests: Sequence[Request[T]]) -> float:
         """Subtract requests from the totals; return their work."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from math import inf, nan
 from numbers import Real
 from typing import Any
@@ -49,7 +48,8 @@ class ItemCost:
         #: Takes a row.
         self._function: Callable[[Sequence[Any]], Any]
         if isinstance(cost, str):
-            self._function = partial(_length_of, [*signature.parameters].index(cost))
+            column = [*signature.parameters].index(cost)
+            self._function = lambda row: len(row[column])
         else:
             self._function = row_function(cost, signature)
 
@@ -98,7 +98,3 @@ class ItemCost:
                 f" allowed (max_item_cost)"
             )
         return cost
-
-
-def _length_of(column: int, row: Sequence[Any]) -> int:
-    return len(row[column])

@@ -115,11 +115,7 @@ def row_function(
     kinds = {parameter.kind for parameter in signature.parameters.values()}
     if inspect.Parameter.KEYWORD_ONLY in kinds:
         return partial(call_with_columns, function, signature)
-    return partial(_spread, function)
-
-
-def _spread(function: Callable[..., Any], row: Sequence[Any]) -> Any:
-    return function(*row)
+    return lambda row: function(*row)
 
 
 class RowBinder:

@@ -186,6 +186,8 @@ class BatchJob:
 
     def _keep(self, wanted: list[bool]) -> None:
         """Drop the other requests."""
+        if all(wanted):  # as nearly always
+            return
         self.requests = list(compress(self.requests, wanted))
         self.rows = sum(request.rows for request in self._distinct())
         self.work = self._work()
