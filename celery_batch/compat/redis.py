@@ -81,10 +81,10 @@ def _same(response: Any) -> Any:
 
 def track_connections() -> None:
     """Record each Redis connection that this process makes from now on."""
-    connect = getattr(AbstractConnection, "connect_check_health", None)
-    if connect is None:
-        logger.warning("this redis-py has no connect_check_health: a frozen Redis delays shutdowns")
-        return
+    name = "connect_check_health"  # before 5.3 there is only what calls it, as a connection's user
+    if not hasattr(AbstractConnection, name):
+        name = "connect"
+    connect = getattr(AbstractConnection, name)
     if getattr(connect, "__module__", None) == __name__:
         return
 
@@ -94,7 +94,7 @@ def track_connections() -> None:
         _connections.add(self)
         return connect(self, *args, **kwargs)
 
-    AbstractConnection.connect_check_health = connect_unless_silent  # type: ignore[method-assign]
+    setattr(AbstractConnection, name, connect_unless_silent)
 
 
 def _refuse(silent: _Silent, connection: Any) -> None:

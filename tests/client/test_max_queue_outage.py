@@ -177,4 +177,4 @@ def test_the_loop_goes_on_during_a_first_measurement() -> None:
         errors, turns = asyncio.run(send(limited(f"redis://{host}:{port}/0")))
 
     assert {BrokerUnreachable} == {type(each) for each in errors}
-    assert turns > 10
+    assert turns > 3  # a loop that waits goes round once, a busy machine seldom more than ten times

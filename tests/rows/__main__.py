@@ -29,8 +29,12 @@ from tests.rows.skips import FILE
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "rows"
 
-#: What a user of the package sees, whatever Celery is beneath.
-TESTS = ("tests/integration/features", "tests/client", "tests/streamer", "tests/worker")
+#: What a user of the package sees, whatever Celery is beneath, and what stands on private parts.
+TESTS = (
+    *("tests/integration/features", "tests/client", "tests/streamer", "tests/worker"),
+    *("tests/compat", "tests/integration/test_frozen_redis.py"),
+    *("tests/integration/test_redis_rules.py", "tests/integration/test_changed_libraries.py"),
+)
 
 _console = Console()
 

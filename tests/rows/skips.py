@@ -55,7 +55,9 @@ class Skip:
 
     def covers(self, nodeid: str) -> bool:
         """Return whether a test is among these."""
-        return fnmatchcase(nodeid.replace("[", "("), self.test.replace("[", "("))
+        test = self.test.replace("[", "(")
+        # pytest-xdist adds a test's group to its id.
+        return any(fnmatchcase(nodeid.replace("[", "("), each) for each in (test, f"{test}@*"))
 
 
 def read(file: Path = FILE) -> tuple[Skip, ...]:

@@ -35,6 +35,8 @@ def test_a_package_that_is_too_old_has_tests_skipped(tmp_path: Path):
         ("tests/x.py::test_a*", "tests/x.py::test_a[redis]", True),
         ("tests/x.py::test_a[*-solo]", "tests/x.py::test_a[redis-solo]", True),
         ("tests/x.py::test_a[*-solo]", "tests/x.py::test_a[redis-threads]", False),
+        ("tests/x.py::test_a", "tests/x.py::test_a@group", True),
+        ("tests/x.py::test_a[*-solo]", "tests/x.py::test_a[redis-solo]@group", True),
     ],
 )
 def test_patterns(tmp_path: Path, pattern: str, test: str, *, covered: bool):
