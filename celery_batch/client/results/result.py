@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
 from copy import copy
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Self
 
 from celery import states
@@ -35,6 +35,7 @@ from celery_batch.client.results.waiting import ThreadWaiter, is_stored_elsewher
 from celery_batch.compat.kombu import decodes_json
 from celery_batch.payloads.results import forget_payload, mentions_payload
 from celery_batch.protocol import BatchInfo
+from celery_batch.serialization.arrays import NDARRAY, encoded_array
 from celery_batch.serialization.decoding import decode_json
 from celery_batch.serialization.encode_errors import check_output
 
@@ -49,15 +50,40 @@ __all__ = [
 
 _JSON = "application/json"
 
+#: How meta data begin whose result is an array, what comes before and after its base64, and most
+#: bytes of its dtype and shape.
+_ARRAY = b'{"status": "SUCCESS", "result": {"__type__": "ndarray", "__value__": '
+_BASE64, _REST, _LONGEST_TYPE = b'], "', b'"]}, "', 200
+
 
 def decode_meta(backend: Any, value: bytes) -> Any:
     """Decode a stored value as `Backend.decode` does, in half the time where it is plain JSON."""
     if _is_plain(backend) and value[:1] == b"{":
         try:
-            return decode_json(value.decode())
+            return _with_array(value) or decode_json(value.decode())
         except (ValueError, RecursionError):
             return backend.decode(value)  # which raises an error of its own
     return backend.decode(value)
+
+
+def _with_array(value: bytes) -> dict[str, Any] | None:
+    """Decode meta data whose result is an array, with no look into its base64; None for others."""
+    if not value.startswith(_ARRAY):
+        return None
+    start = value.find(_BASE64, len(_ARRAY), len(_ARRAY) + _LONGEST_TYPE) + len(_BASE64)
+    end = value.find(b'"', start)
+    if start < len(_ARRAY) or value[end : end + len(_REST)] != _REST:
+        return None
+    dtype, shape = _type_of(value[len(_ARRAY) : start])
+    array = encoded_array(NDARRAY, dtype, shape, value[start:end].decode("ascii"))
+    meta = decode_json("{" + value[end + len(_REST) - 1 :].decode())
+    return {"status": states.SUCCESS, "result": array.decode(), **meta}
+
+
+@lru_cache(maxsize=256)
+def _type_of(beginning: bytes) -> tuple[Any, Any]:
+    dtype, shape, _ = decode_json(beginning.decode() + '"]')
+    return dtype, shape
 
 
 def _is_plain(backend: Any) -> bool:
