@@ -115,7 +115,11 @@ def row_function(
     kinds = {parameter.kind for parameter in signature.parameters.values()}
     if inspect.Parameter.KEYWORD_ONLY in kinds:
         return partial(call_with_columns, function, signature)
-    return lambda row: function(*row)
+    return partial(_call_with_row, function)  # no lambda: worker processes of streamers are sent it
+
+
+def _call_with_row(function: Callable[..., Any], row: Sequence[Any]) -> Any:
+    return function(*row)
 
 
 class RowBinder:
