@@ -34,14 +34,12 @@ from celery_batch.client.backpressure import BrokerUnreachable
 from celery_batch.client.publish.aio import apply_and_wait, apply_async
 from celery_batch.client.publish.publisher import Publisher
 from celery_batch.client.publish.send_many import PartlySent
-from celery_batch.client.results.forgetting import forget_soon
 from celery_batch.client.results.listener import (
     is_cut_off,
     is_listening,
     listener_for,
     wait_for_listener,
 )
-from celery_batch.client.results.result import BatchResult
 from celery_batch.client.results.waiting import LoopWaker, wait_until_ended
 from celery_batch.client.revoke import revoke_soon
 from celery_batch.client_methods import ClientMethods
@@ -72,9 +70,6 @@ _UNREACHABLE = (OperationalError, RedisError, *_DISCONNECTED)
 #: Most seconds of a time-out; a date must be able to hold it.
 _LONGEST = 1e9
 
-#: Options with which others than the caller may read a result.
-_OTHERS = {"task_id", "link", "link_error", "chord", "group_id", "reply_to"}
-
 #: Seconds after a lost connection in which no request tries to connect again.
 _PAUSE = 1.0
 
@@ -97,8 +92,7 @@ def predict(
 
     The calls are sent in one write. If not all have ended by the deadline, or the wait is
     interrupted, those that still wait in a queue are revoked; so they are once a worker refuses
-    one of several, unless ``return_exceptions`` asks for the outputs of the others.  In Redis,
-    results that have been returned are deleted soon, as nobody else knows their ids.
+    one of several, unless ``return_exceptions`` asks for the outputs of the others.
 
     Args:
         task: The batch task.
@@ -138,9 +132,7 @@ def predict(
             with _refusals(results if may_refuse else (), wake) as refused:
                 all(_has_come(result, deadline, received, refused) for result in results)
                 _raise_refusal(results, refused)
-    outputs = _outputs(results, return_exceptions=return_exceptions)
-    _forget(task.app, results, options)
-    return outputs
+    return _outputs(results, return_exceptions=return_exceptions)
 
 
 async def apredict(
@@ -187,9 +179,7 @@ async def apredict(
                 await _all_end(results, deadline)
         with _reading_results():
             await asyncio.gather(*(each.read_soon() for each in results if each.has_payload))
-    outputs = _outputs(results, return_exceptions=return_exceptions)
-    _forget(task.app, results, options)
-    return outputs
+    return _outputs(results, return_exceptions=return_exceptions)
 
 
 def _listed(items: Iterable[Any]) -> list[Any]:
@@ -511,12 +501,6 @@ def _outputs(results: Sequence[Any], *, return_exceptions: bool) -> list[Any]:
                 error.results = list(results)
             raise error
     return outputs
-
-
-def _forget(app: Any, results: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Have results deleted that have been read here, unless others may look for them."""
-    if results and not _OTHERS & options.keys() and isinstance(results[0], BatchResult):
-        forget_soon(app, results)
 
 
 def _error_of(value: Any, state: str) -> BaseException:

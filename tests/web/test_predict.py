@@ -177,52 +177,6 @@ def test_cancelled_calls_are_revoked(shop: Shop):
     assert [[21]] == [each["items"] for each in shop.recall("double")]
 
 
-def _stored(app: Any) -> set[bytes]:
-    return {*app.backend.client.scan_iter("celery-task-meta-*", count=10_000)}
-
-
-def test_results_are_forgotten_once_they_are_read(redis_place: Place, ask: Callable[..., Any]):
-    """Nobody else knows their ids; so it is with those of later requests."""
-    before = _stored(redis_place.app)
-    for _ in range(3):
-        assert [2, 4, 6] == ask(redis_place.double, [1, 2, 3], timeout=AMPLE)
-        assert [8] == ask(redis_place.double, [4], timeout=AMPLE)
-        eventually(lambda: _stored(redis_place.app) <= before, "no result of these calls")
-
-
-def test_results_that_others_may_read_stay(redis_place: Place, ask: Callable[..., Any]):
-    """Who names a call may look for its result; and a failed call's error can be looked up."""
-    own = f"named-{ask.__name__}"
-    assert [2] == ask(redis_place.double, [1], timeout=AMPLE, task_id=own)
-    before = _stored(redis_place.app)
-    with pytest.raises(TaskFailed):
-        ask(redis_place.odd, ["bad"], timeout=AMPLE)
-    time.sleep(1.5)
-
-    after = _stored(redis_place.app)
-
-    assert f"celery-task-meta-{own}".encode() in before & after
-    assert 1 == len(after - before)
-
-
-def test_results_stay_where_they_may_not_be_deleted(shop: Shop, caplog: Any):
-    """The log says so once, and no request fails."""
-    shop.worker("-c", "1")
-    client = shop.app.backend.client
-    client.execute_command("ACL", "SETUSER", "default", "-unlink")
-    try:
-        with caplog.at_level("INFO"):
-            for _ in range(2):
-                assert [2] == predict(shop.double, [1], timeout=AMPLE)
-                eventually(lambda: "Redis does not allow UNLINK (" in caplog.text, "a line")
-                time.sleep(1.2)
-    finally:
-        client.execute_command("ACL", "SETUSER", "default", "+unlink")
-
-    assert 1 == caplog.text.count("Redis does not allow UNLINK (")
-    assert 2 == len(_stored(shop.app))
-
-
 def _revoked_ids(worker: Any) -> list[str]:
     """Return the ids that a worker knows as revoked."""
     app, name = worker.shop.app, worker.name

@@ -45,7 +45,6 @@ __all__ = [
     "copied",
     "decode_meta",
     "forget_many",
-    "is_ours_alone",
     "raised_as",
 ]
 
@@ -512,7 +511,7 @@ def forget_many(results: Iterable[Any]) -> None:
     for result in results:
         try:
             backend = result.backend
-            if is_ours_alone(result, backend):
+            if _is_ours_alone(result, backend):
                 result.forget_payload()
                 keys.setdefault(backend, []).append(backend.get_key_for_task(result.id))
                 result._forget_here()  # noqa: SLF001
@@ -526,14 +525,8 @@ def forget_many(results: Iterable[Any]) -> None:
         raise failure
 
 
-def is_ours_alone(result: Any, backend: Any) -> bool:
-    """
-    Return whether Celery knows nothing of a result but what is stored.
-
-    Args:
-        result: Of a task that has ended.
-        backend: The one that it is stored in.
-    """
+def _is_ours_alone(result: Any, backend: Any) -> bool:
+    """Return whether Celery knows nothing of a result but what is stored."""
     return (
         isinstance(result, BatchResult)
         and ResultReader.supports(backend)
