@@ -18,6 +18,7 @@ from kombu.exceptions import OperationalError
 from celery_batch.client.publish.message import PublishSettings
 from celery_batch.client.queue_depth import Depth, DepthPoller
 from celery_batch.errors import BatchError, QueueFull
+from celery_batch.payloads.store import StoreError
 from celery_batch.protocol import ROWS
 
 __all__ = [
@@ -79,7 +80,8 @@ class Admission:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if self._depth is not None and isinstance(error, _UNREACHABLE):
+        is_store = isinstance(error, _UNREACHABLE) and isinstance(error.__cause__, StoreError)
+        if self._depth is not None and isinstance(error, _UNREACHABLE) and not is_store:
             self._depth.mark_unreachable()
         self.close()
 

@@ -72,7 +72,7 @@ def _limit_waits() -> None:
     _replace(_AbstractTransport, "having_timeout", _waiting_amqp)
     _replace(_AbstractTransport, "write", _writing_amqp)
     _replace(AbstractConnection, "connect", _connecting_redis)
-    _replace(AbstractConnection, "send_packed_command", _talking_redis)
+    _replace(AbstractConnection, "send_packed_command", _sending_redis)
     _replace(AbstractConnection, "read_response", _talking_redis)
 
 
@@ -151,6 +151,19 @@ def _connecting_redis(connect: Any) -> Any:
     return connect_in_time
 
 
+def _sending_redis(send: Any) -> Any:
+    """Limit the waits of a command also where redis-py would connect within it."""
+    send_at_once = _talking_redis(send)
+
+    @wraps(send)
+    def send_in_time(self: Any, *args: Any, **options: Any) -> Any:
+        if current_deadline() != math.inf and getattr(self, "_sock", None) is None:
+            self.connect()
+        return send_at_once(self, *args, **options)
+
+    return send_in_time
+
+
 def _talking_redis(talk: Any) -> Any:
     """Limit each wait for a connection's socket, whose own time limit it has again afterwards."""
 
@@ -164,7 +177,7 @@ def _talking_redis(talk: Any) -> Any:
         try:
             return talk(self, *args, **options)
         finally:
-            if self._sock is sock:
-                sock.settimeout(timeout)
+            if self._sock is sock:  # another thread's limit may have been found on it
+                sock.settimeout(self.socket_timeout if timeout else timeout)
 
     return talk_in_time

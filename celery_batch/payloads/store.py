@@ -59,7 +59,10 @@ _ABANDONED = 3600.0
 
 
 #: Permissions of a directory that is made here, and of files: users' data are no one else's.
-_OWN_DIRECTORY, _OWN_FILE, _GROUP_FILE = 0o700, 0o600, 0o640
+_OWN_DIRECTORY, _OWN_FILE = 0o700, 0o600
+
+#: The same where the directory, or the one in which it is made, is setgid.
+_GROUP_DIRECTORY, _GROUP_FILE = 0o770, 0o640
 
 #: How a file is opened that is not there yet.
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -233,6 +236,11 @@ def _pieces(sizes: Sequence[int]) -> Iterable[tuple[int, int]]:
         yield first, len(sizes)
 
 
+def _is_shared(directory: Path) -> bool:
+    """Return whether files in a directory are for its group, too."""
+    return bool(directory.stat().st_mode & stat.S_ISGID)
+
+
 def _is_other_type(error: Exception) -> bool:
     """Return whether Redis says that a key has something else than bytes."""
     return isinstance(error, ResponseError) and str(error).startswith("WRONGTYPE")
@@ -257,9 +265,12 @@ class DirectoryPayloads(PayloadStore):
         final = self._file(key)
         written = self.path / f"{_UNFINISHED}{uuid4().hex}"
         try:
-            self.path.mkdir(mode=_OWN_DIRECTORY, parents=True, exist_ok=True)
-            is_shared = self.path.stat().st_mode & stat.S_ISGID
-            mode = _GROUP_FILE if is_shared else _OWN_FILE
+            if not self.path.is_dir():
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                is_shared = _is_shared(self.path.parent)
+                mode = _GROUP_DIRECTORY if is_shared else _OWN_DIRECTORY
+                self.path.mkdir(mode, exist_ok=True)
+            mode = _GROUP_FILE if _is_shared(self.path) else _OWN_FILE
             with os.fdopen(os.open(written, _NEW, mode), "wb") as file:
                 file.write(data)
             _expire(written, seconds)

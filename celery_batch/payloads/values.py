@@ -98,8 +98,8 @@ class PayloadReference(NamedTuple):
         if data is None:
             raise InvalidPayload(
                 "the values that were stored beside the message are gone or elsewhere: the caller"
-                " has another batch_payload_store, they have expired (batch_payload_expires), or a"
-                " Redis has evicted them"
+                " has another batch_payload_store, they have expired (batch_payload_expires), a"
+                " Redis has evicted them, or this user may not read their file"
             )
         view = memoryview(data)
         starts = accumulate(map(aligned, self.sizes), initial=0)

@@ -52,6 +52,7 @@ from celery_batch.errors import (
     InvalidRow,
     QueueFull,
 )
+from celery_batch.payloads.store import StoreError
 from celery_batch.web.errors import BackendUnreachable, TaskFailed, task_error
 
 __all__ = ["apredict", "predict"]
@@ -328,6 +329,8 @@ def _reading_results() -> Iterator[None]:
 def _is_disconnected(error: BaseException | None) -> bool:
     """Return whether an error, or one that has caused it, says that there is no connection."""
     for _ in range(5):
+        if isinstance(error, StoreError):  # the broker was not asked
+            return False
         if error is None or isinstance(error, _DISCONNECTED) or type(error) is OSError:
             return error is not None
         error = error.__cause__ or error.__context__

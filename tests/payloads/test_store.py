@@ -183,6 +183,18 @@ def test_who_may_read_a_file(tmp_path: Path, directory: Any, umask: int, mode: i
     assert oct(directory or 0o700) == oct(path.stat().st_mode & 0o7777)
 
 
+def test_a_directory_in_a_setgid_one_is_for_the_group_too(tmp_path: Path):
+    """The group may enter it, and delete from it, as in one that an operator has made."""
+    tmp_path.chmod(0o2770)
+    before = os.umask(0o002)
+    try:
+        DirectoryPayloads(tmp_path / "payloads").put("a", memoryview(b"x"), 60)
+    finally:
+        os.umask(before)
+
+    assert oct(0o2770) == oct((tmp_path / "payloads").stat().st_mode & 0o7777)
+
+
 @pytest.mark.parametrize("url", ["payloads", "nowhere://x/y"])
 def test_urls_that_name_no_store(url: str):
     """The error names the setting and what it may be."""

@@ -215,6 +215,22 @@ def test_a_broker_that_is_away_is_told_at_once(ask: Callable[..., Any]):
     assert ended - middle < 0.5
 
 
+def test_a_payload_store_that_is_away_is_no_lost_broker(shop: Shop, ask: Callable[..., Any]):
+    """Calls without large arguments are sent meanwhile."""
+    store = f"redis://127.0.0.1:{quiet_port()}/0"
+    with Celery("unstored", broker=shop.url, backend=shop.url, set_as_current=False) as app:
+        app.conf.update(batch_payload_store=store, task_default_queue="unstored")
+        prepare(app)
+        task = app.task(base=BatchTask, name="same")(_same)
+        with pytest.raises(BrokerUnreachable, match="payload store cannot be reached"):
+            ask(task, [b"x" * 1_000_000], timeout=10.0)
+        with pytest.raises(DeadlineExceeded, match="had no answer"):  # as nobody serves it
+            ask(task, [2], timeout=0.5, on_timeout="leave", expires=60)
+
+        with shop.memory() as client:
+            assert client.llen("unstored") == 1
+
+
 @contextmanager
 def suspended(request: pytest.FixtureRequest, name: str) -> Iterator[None]:
     """Have a broker hang, which must do so until the end."""
