@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
+from uuid import uuid4
 
 from celery import _state
 from kombu import pools
@@ -160,7 +161,8 @@ class Places:
     def find(self, pool: str = "prefork") -> Place:
         """Return the place with a worker of this pool."""
         if pool not in self._made:
-            queue = f"lasting-{pool}"
+            # Other modules of this process have workers on the same server.
+            queue = f"lasting-{pool}-{uuid4().hex}"
             environment = environment_of(self._url, backend=self._redis.url, queue=queue)
             folder = self._folder / pool
             folder.mkdir()
