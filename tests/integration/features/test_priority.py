@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.services.place import Place, eventually
 
 #: From most urgent to least; Redis and RabbitMQ count in opposite directions.
@@ -10,8 +12,8 @@ URGENT_FIRST = {"redis": (0, 3, 6, 9), "rabbitmq": (9, 6, 3, 0)}
 
 def held(place: Place, task: str) -> int:
     """Return how many requests of a task the worker has, in line or in a batch."""
-    inspect = place.app.control.inspect([place.worker.name], timeout=60.0, limit=1)
-    return sum(each["name"] == task for each in inspect.reserved()[place.worker.name])
+    reserved: Any = place.worker.ask("reserved")
+    return sum(each["name"] == task for each in reserved)
 
 
 def test_urgent_requests_overtake_those_in_line(place: Place):

@@ -55,11 +55,10 @@ def test_nothing_arrives(place: Place, tmp_path: Path):
 
 def test_wrong_arguments_are_refused(place: Place):
     """A worker says what is wrong; nothing is recorded."""
-    replies = [
-        place.app.control.broadcast("batch_trace", {"words": words}, reply=True, timeout=2, limit=1)
+    errors = [
+        place.worker.ask("batch_trace", words=words)["error"]
         for words in (["f.tokens", "seconds=soon"], ["f.tokens", "rows=3"], ["f.token"])
     ]
-    errors = [next(iter(reply[0].values()))["error"] for reply in replies]
 
     assert "seconds: must be a number from 0 up, got 'soon'" == errors[0]
     assert "rows" in errors[1]
