@@ -20,7 +20,7 @@ from celery.exceptions import Retry, TaskPredicate
 
 from celery_batch.batching.cost import CostLimits
 from celery_batch.client_methods import ClientMethods
-from celery_batch.compat.results import read_meta_with
+from celery_batch.compat.results import forget_with, read_meta_with
 from celery_batch.config import (
     Settings,
     isolates_failures,
@@ -72,8 +72,13 @@ def _restored(backend: Any, meta: Any) -> Any:
     return import_module("celery_batch.payloads.results").restored(backend, meta)
 
 
+def _release(backend: Any, task_id: str) -> None:
+    import_module("celery_batch.payloads.results").release(backend, task_id)
+
+
 # With the import: an app that only reads results binds no task.
 read_meta_with(PAYLOADS, _restored)
+forget_with(_release)
 
 __all__ = ["BatchTask", "add_bootsteps", "model_task"]
 

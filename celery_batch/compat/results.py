@@ -12,7 +12,14 @@ from celery.backends.base import Backend
 from celery.backends.redis import RedisBackend
 from celery.states import EXCEPTION_STATES, READY_STATES
 
-__all__ = ["as_stored", "client_of", "key_prefix", "notify_of_ends", "read_meta_with"]
+__all__ = [
+    "as_stored",
+    "client_of",
+    "forget_with",
+    "key_prefix",
+    "notify_of_ends",
+    "read_meta_with",
+]
 
 
 #: Whether Celery's Redis backends have a method that makes clients.
@@ -20,7 +27,7 @@ _MAKES_CLIENTS = hasattr(RedisBackend, "_create_client")
 
 
 class _Reading(threading.local):
-    """Whether meta data that are read on this thread are passed on to the function."""
+    """Whether what is read or forgotten on this thread is passed on to the functions."""
 
     is_passed_on = True
 
@@ -30,7 +37,7 @@ _reading = _Reading()
 
 @contextmanager
 def as_stored() -> Iterator[None]:
-    """Read meta data on this thread as they are stored: only the state is of interest."""
+    """Read and forget on this thread no more than what is stored: only that is of interest."""
     _reading.is_passed_on = False
     try:
         yield
@@ -80,6 +87,27 @@ def read_meta_with(field: str, restore: Callable[[Any, Any], Any]) -> None:
 
     meta_from_decoded.is_ours = True  # type: ignore[attr-defined]
     Backend.meta_from_decoded = meta_from_decoded
+
+
+def forget_with(release: Callable[[Any, str], object]) -> None:
+    """
+    Have all result backends of this process call a function before they forget a result.
+
+    Args:
+        release: Given a backend and a task's id.
+    """
+    own = Backend.forget
+    if getattr(own, "is_ours", False):
+        return
+
+    @wraps(own)
+    def forget(self: Any, task_id: str) -> Any:
+        if _reading.is_passed_on:
+            release(self, task_id)
+        return own(self, task_id)
+
+    forget.is_ours = True  # type: ignore[attr-defined]
+    Backend.forget = forget
 
 
 def notify_of_ends(kind: type, notify: Callable[[str, Any, Any], object]) -> None:

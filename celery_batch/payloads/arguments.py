@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from kombu.exceptions import OperationalError
@@ -13,7 +15,7 @@ from kombu.utils.functional import retry_over_time
 from celery_batch.compat.deadline import current_deadline, waiting_until
 from celery_batch.errors import InvalidPayload, MessageTooLarge
 from celery_batch.payloads.app_payloads import SERIALIZERS, AppPayloads, seconds_until
-from celery_batch.payloads.store import StoreError, StoreRefused
+from celery_batch.payloads.store import NameTooLong, StoreError, StoreRefused
 from celery_batch.payloads.values import JSON, PayloadReference, Payloads, put_back, take_out
 from celery_batch.protocol import PAYLOADS
 from celery_batch.serialization.stored_value import StoredValue
@@ -34,42 +36,115 @@ _SHORTEST = 3
 #: and again.
 _LARGEST_COPY = 1 << 20
 
+#: After these errors it does not help to try again.
+_FINAL = (StoreRefused, NameTooLong)
+
+
+class _Upload(NamedTuple):
+    """A payload: its key, its bytes and the seconds until it expires."""
+
+    key: str
+    data: Any
+    seconds: float
+
 
 class Uploads:
-    """Payloads of calls that are written together, and that are stored together before."""
+    """
+    Payloads of calls that are written together, and that are stored together before.
+
+    A store that has failed is not asked again with the same retries, for a thousand calls would
+    each wait for it.
+    """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[str, Any, float]] = []
+        #: By their tasks' ids.
+        self._waiting: list[tuple[str, _Upload]] = []
         self._payloads: AppPayloads | None = None
         #: Bytes of those that wait.
         self.size = 0
         #: When the last of their callers gives up, by the monotonic clock.
         self._deadline = 0.0
+        #: Why payloads are not stored, by the ids of the tasks whose messages cannot be sent.
+        self.failed: dict[str, OperationalError] = {}
+        #: Why the store is not asked again, and with which retries it was asked.
+        self._failure: tuple[Any, OperationalError] | None = None
 
-    def add(self, payloads: AppPayloads, upload: tuple[str, Any, float]) -> None:
-        """Add a payload of an app, with its key and the seconds until it expires."""
+    def take(
+        self,
+        payloads: AppPayloads,
+        task_id: str,
+        upload: _Upload,
+        options: Mapping[str, Any],
+        *,
+        at_once: bool,
+    ) -> bool:
+        """
+        Take a payload until the calls are written; False if it is to travel in its message.
+
+        Args:
+            payloads: Of the app.
+            task_id: Of the call.
+            upload: The payload, with bytes that the caller may change later.
+            options: Of the call, as `apply_async` takes them.
+            at_once: Whether to store it now, with the retries of the call's own options.
+        """
         if payloads is not self._payloads:
             self.flush()
-            self._payloads = payloads
-        self._waiting.append(upload)
-        self.size += len(upload[1])
-        self._deadline = max(self._deadline, current_deadline())
+            self._payloads, self._failure = payloads, None
+        size, retries = len(upload.data), _retries(options)
+        if self._failure is not None and self._failure[0] == retries:
+            self.failed[task_id] = self._failure[1]
+        elif payloads.is_allowed and size <= _LARGEST_COPY and not at_once:
+            self._waiting.append((task_id, upload._replace(data=bytes(upload.data))))
+            self.size += size
+            self._deadline = max(self._deadline, current_deadline())
+        else:
+            try:
+                return _is_stored(payloads, upload, options)
+            except OperationalError as error:
+                self._note({task_id: error}, 1, retries, current_deadline())
+        return True
 
     def flush(self) -> None:
-        """
-        Store all of them.
-
-        Raises:
-            OperationalError: They are not all stored.
-        """
+        """Store all that wait, and note which of them are not stored."""
         waiting, self._waiting, self.size = self._waiting, [], 0
         deadline, self._deadline = self._deadline, 0.0
-        if waiting and self._payloads is not None:
-            try:
-                with waiting_until(deadline):
-                    _put(self._payloads, waiting, {})
-            except StoreRefused as error:
-                raise OperationalError(f"The payload store refuses values: {error}") from error
+        retries = _retries({})
+        if self._failure is not None and self._failure[0] == retries:
+            self.failed.update((task_id, self._failure[1]) for task_id, _ in waiting)
+        elif waiting and self._payloads is not None:
+            with waiting_until(deadline):
+                failed = _put(self._payloads, [upload for _, upload in waiting], {})
+            errors = {each: _error_of_call(self._payloads, each) for each in failed.values()}
+            keys = {task_id: upload.key for task_id, upload in waiting if upload.key in failed}
+            found = {task_id: errors[failed[key]] for task_id, key in keys.items()}
+            self._note(found, len(waiting), retries, deadline)
+
+    def require(self, task_id: str) -> None:
+        """
+        Store all that wait, before the message of a call is sent.
+
+        Raises:
+            OperationalError: The payload of the call is not stored.
+        """
+        self.flush()
+        if task_id in self.failed:
+            raise self.failed[task_id]
+
+    def _note(
+        self, failed: dict[str, OperationalError], tried: int, retries: Any, deadline: float
+    ) -> None:
+        """Note which of so many payloads are not stored; if all, the store may have failed."""
+        self.failed.update(failed)
+        errors = list(failed.values())
+        is_about_one = any(isinstance(each.__cause__, NameTooLong) for each in errors)
+        # Others' deadlines may be later, and do end.
+        if len(errors) == tried and not is_about_one and deadline == math.inf:
+            self._failure = retries, errors[0]
+
+
+def _retries(options: Mapping[str, Any]) -> Any:
+    return options.get("retry"), options.get("retry_policy")
 
 
 def may_be_large(args: Any, kwargs: Any) -> bool:
@@ -87,7 +162,13 @@ def _is_small(value: Any) -> bool:
 
 
 def with_stored_values(
-    task: Any, args: Any, kwargs: Any, options: dict[str, Any], uploads: Uploads | None = None
+    task: Any,
+    args: Any,
+    kwargs: Any,
+    options: dict[str, Any],
+    uploads: Uploads | None = None,
+    *,
+    at_once: bool = False,
 ) -> tuple[Any, Any, dict[str, Any]]:
     """
     Store the large arguments of a call that is about to be sent.
@@ -97,8 +178,9 @@ def with_stored_values(
         args: Positional arguments, or None.
         kwargs: Keyword arguments, or None.
         options: As `apply_async` takes them.
-        uploads: Takes the values until the calls are written; None to store them at once, as
-            calls have to be with retries of their own.
+        uploads: Takes the values of one of many calls; notes if they cannot be stored.
+        at_once: Whether to store them before other calls are made, as those have to be of a call
+            with retries of its own.
 
     Returns:
         What to send: all three unchanged if nothing is large.
@@ -133,10 +215,12 @@ def with_stored_values(
         )
     task_id = options.get("task_id") or str(uuid4())
     seconds = payloads.settings.expires + _seconds_until_due(task, options)
-    key = reference.key(task_id)
-    if uploads is not None and payloads.is_allowed and reference.total <= _LARGEST_COPY:
-        uploads.add(payloads, (key, bytes(taken.data), seconds))
-    elif not _is_stored(payloads, (key, taken.data, seconds), options):
+    upload = _Upload(reference.key(task_id), taken.data, seconds)
+    if not (
+        _is_stored(payloads, upload, options)
+        if uploads is None
+        else uploads.take(payloads, task_id, upload, options, at_once=at_once)
+    ):
         return args, kwargs, options
     headers = {**(options.get("headers") or {}), PAYLOADS: list(reference)}
     return found_args, found_kwargs, {**options, "task_id": task_id, "headers": headers}
@@ -204,35 +288,54 @@ def _take_out_texts(settings: Any, args: Any, kwargs: Any, taken: Payloads) -> t
     return args, kwargs
 
 
-def _is_stored(
-    payloads: AppPayloads, upload: tuple[str, Any, float], options: Mapping[str, Any]
-) -> bool:
+def _is_stored(payloads: AppPayloads, upload: _Upload, options: Mapping[str, Any]) -> bool:
     """Store the payload of a call with these options now; False if that is not allowed."""
-    try:
-        _put(payloads, [upload], options)
-    except StoreRefused as error:
+    error = _put(payloads, [upload], options).get(upload.key)
+    if isinstance(error, StoreRefused):
         payloads.warn_once(
             "The payload store refuses values, which travel in their messages: %s", error
         )
         return False
+    if error is not None:
+        raise _error_of_call(payloads, error)
     payloads.is_allowed = True
     return True
 
 
+def _error_of_call(payloads: AppPayloads, error: StoreError) -> OperationalError:
+    """Return what a call raises whose payload is not stored."""
+    name = payloads.store.name if payloads.store else ""
+    says = "refuses values" if isinstance(error, StoreRefused) else "cannot be reached"
+    found = OperationalError(
+        f"The payload store {says}: {str(error).rstrip('.')}. It is {name}: check it with"
+        " celery batch check, or name another batch_payload_store; with False, values travel in"
+        " their messages"
+    )
+    found.__cause__ = error
+    return found
+
+
 def _put(
-    payloads: AppPayloads, uploads: list[tuple[str, Any, float]], options: Mapping[str, Any]
-) -> None:
-    """Store payloads, with the retries of calls with these options, until the deadline."""
-    deadline = current_deadline()
-    store, refused = payloads.store, list[StoreRefused]()
+    payloads: AppPayloads, uploads: list[_Upload], options: Mapping[str, Any]
+) -> dict[str, StoreError]:
+    """
+    Store payloads, with the retries of calls with these options, until the deadline.
+
+    Returns:
+        Why some are not stored, by their keys.
+    """
+    deadline, store = current_deadline(), payloads.store
+    failed: dict[str, StoreError] = {}
     if store is None:
-        return
+        return failed
 
     def put() -> None:
-        try:
-            store.put_many(uploads)
-        except StoreRefused as error:  # trying again does not help
-            refused.append(error)
+        nonlocal failed
+        left = [each for each in uploads if each.key in failed] if failed else uploads
+        failed = store.put_many(left)
+        for error in failed.values():
+            if not isinstance(error, _FINAL):
+                raise error
 
     def pause(error: Exception, pauses: Iterator[float], _retries: int) -> float:
         seconds = next(pauses)
@@ -240,12 +343,9 @@ def _put(
             raise error
         return seconds
 
-    try:
+    with suppress(StoreError):  # it is among those that are returned
         retry_over_time(put, StoreError, errback=pause, **payloads.retry_policy(options))
-    except StoreError as error:
-        raise OperationalError(f"The payload store cannot be reached: {error}") from error
-    if refused:
-        raise refused[0]
+    return failed
 
 
 def _seconds_until_due(task: Any, options: Mapping[str, Any]) -> float:

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from celery import states
+from celery.backends.redis import RedisBackend
 
 from celery_batch.errors import InvalidPayload
 from celery_batch.payloads import arguments
@@ -18,6 +19,7 @@ __all__ = [
     "forget_payload",
     "may_be_large",
     "mentions_payload",
+    "release",
     "restored",
     "with_stored_result",
 ]
@@ -109,6 +111,19 @@ def _read(backend: Any, reference: PayloadReference, meta: Any) -> list[memoryvi
     if reference.total > payloads.settings.most:
         raise InvalidPayload(f"it has {reference.total} bytes, more than batch_max_payload_size")
     return payloads.read(reference, str(meta["task_id"]), backend.retry_policy)
+
+
+def release(backend: Any, task_id: str) -> None:
+    """Delete what is stored beside a result that is about to be forgotten, if anything is."""
+    if not isinstance(backend, RedisBackend):
+        return  # only with these do workers store results so
+    try:
+        if AppPayloads.of(backend.app).store is not None:
+            value = backend.get(backend.get_key_for_task(task_id))
+            if value and mentions_payload(value):
+                forget_payload(backend, backend.decode(value))
+    except Exception as error:  # noqa: BLE001 (Celery meets it next, and tries again if it may)
+        logger.debug("A result could not be read, and its payload expires: %s", error)
 
 
 def forget_payload(backend: Any, meta: Any) -> None:

@@ -18,6 +18,7 @@ from uuid import uuid4
 
 from celery.app.backends import by_url
 from celery.backends.redis import RedisBackend
+from kombu.utils.url import maybe_sanitize_url
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
@@ -28,6 +29,7 @@ from celery_batch.errors import ConfigurationError
 
 __all__ = [
     "DirectoryPayloads",
+    "NameTooLong",
     "ObjectPayloads",
     "PayloadStore",
     "RedisPayloads",
@@ -76,12 +78,15 @@ class StoreRefused(StoreError):
     """The store does not let this process do what it has to."""
 
 
-class _NameTooLong(StoreError):
+class NameTooLong(StoreError):
     """No file can have the name of this payload."""
 
 
 class PayloadStore(ABC):
     """Keeps payloads by key until they expire."""
+
+    #: Its URL, without a password.
+    name: str
 
     @abstractmethod
     def put(self, key: str, data: Any, seconds: float) -> None:
@@ -98,16 +103,26 @@ class PayloadStore(ABC):
             StoreError: It is not stored.
         """
 
-    def put_many(self, payloads: Iterable[tuple[str, Any, float]]) -> None:
+    def put_many(self, payloads: Iterable[tuple[str, Any, float]]) -> dict[str, StoreError]:
         """
         Store payloads, each with its key and the seconds until it expires.
 
-        Raises:
-            StoreRefused: That is not allowed.
-            StoreError: They are not all stored.
+        Returns:
+            Why some are not stored, by their keys.
         """
+        failed: dict[str, StoreError] = {}
+        failure: StoreError | None = None
         for key, data, seconds in payloads:
-            self.put(key, data, seconds)
+            try:
+                if failure is None:
+                    self.put(key, data, seconds)
+            except NameTooLong as error:  # of this one
+                failed[key] = error
+            except StoreError as error:  # which the next ones would wait for, too
+                failure = error
+            if failure is not None:
+                failed[key] = failure
+        return failed
 
     @abstractmethod
     def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
@@ -155,6 +170,7 @@ class RedisPayloads(PayloadStore):
     def __init__(self, backend: Any) -> None:
         #: Of that server.
         self.backend = backend
+        self.name = maybe_sanitize_url(str(backend.as_uri()))
         self._prefix = key_prefix(backend) + PREFIX
 
     @cached_property
@@ -170,19 +186,25 @@ class RedisPayloads(PayloadStore):
 
     def put(self, key: str, data: Any, seconds: float) -> None:
         """Store a payload; see `PayloadStore.put`."""
-        self.put_many(((key, data, seconds),))
+        for error in self.put_many(((key, data, seconds),)).values():
+            raise error
 
-    def put_many(self, payloads: Iterable[tuple[str, Any, float]]) -> None:
+    def put_many(self, payloads: Iterable[tuple[str, Any, float]]) -> dict[str, StoreError]:
         """Store payloads in one round trip; see `PayloadStore.put_many`."""
+        keys = []
         pipeline = self._client.pipeline(transaction=False)
         for key, data, seconds in payloads:
+            keys.append(key)
             pipeline.set(self._prefix + key, memoryview(data), px=round(seconds * 1000))
         try:
-            pipeline.execute()
-        except NoPermissionError as error:
-            raise StoreRefused(str(error)) from error
+            answers = pipeline.execute(raise_on_error=False)
         except (RedisError, OSError) as error:
-            raise StoreError(str(error)) from error
+            answers = [error] * len(keys)
+        return {
+            key: _store_error(answer)
+            for key, answer in zip(keys, answers, strict=True)
+            if isinstance(answer, Exception)
+        }
 
     def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
         """Return payloads; see `PayloadStore.get`."""
@@ -224,6 +246,12 @@ class RedisPayloads(PayloadStore):
             raise StoreError(str(error)) from error
 
 
+def _store_error(error: Exception) -> StoreError:
+    found = (StoreRefused if isinstance(error, NoPermissionError) else StoreError)(str(error))
+    found.__cause__ = error
+    return found
+
+
 def _pieces(sizes: Sequence[int]) -> Iterable[tuple[int, int]]:
     """Yield where the pieces of one round trip begin and end."""
     first = total = 0
@@ -259,6 +287,7 @@ class DirectoryPayloads(PayloadStore):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.name = f"file://{path}"
 
     def put(self, key: str, data: Any, seconds: float) -> None:
         """Store a payload; see `PayloadStore.put`."""
@@ -293,7 +322,7 @@ class DirectoryPayloads(PayloadStore):
             with self._file(key).open("rb") as file:
                 has_expired = os.fstat(file.fileno()).st_mtime < time.time()
                 return None if has_expired else file.read(size + 1)
-        except (FileNotFoundError, IsADirectoryError, _NameTooLong):
+        except (FileNotFoundError, IsADirectoryError, NameTooLong):
             return None
         except PermissionError as error:  # of this file: the others are read
             logger.warning("A payload cannot be read: %s", error)
@@ -343,7 +372,7 @@ class DirectoryPayloads(PayloadStore):
     def _file(self, key: str) -> Path:
         name = PREFIX + quote(key, safe="")
         if len(name) > _LONGEST_NAME:
-            raise _NameTooLong(f"a task's id is too long for the name of a file: {key[:60]}...")
+            raise NameTooLong(f"a task's id is too long for the name of a file: {key[:60]}...")
         return self.path / name
 
 
@@ -358,7 +387,7 @@ def _for_each(things: Iterable[_T], change: Callable[[_T], None]) -> None:
     for thing in things:
         try:
             change(thing)
-        except (FileNotFoundError, IsADirectoryError, _NameTooLong):
+        except (FileNotFoundError, IsADirectoryError, NameTooLong):
             continue
         except OSError as error:
             failed = error
@@ -381,6 +410,7 @@ class ObjectPayloads(PayloadStore):
 
     def __init__(self, url: str) -> None:
         self._is_made = False
+        self.name = maybe_sanitize_url(url)
         try:
             self._fs, self._root = import_module("fsspec.core").url_to_fs(url)
         except ImportError as error:

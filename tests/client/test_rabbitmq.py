@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import psutil
 import pytest
 from amqp import Channel
@@ -21,6 +22,7 @@ from kombu.exceptions import OperationalError
 from celery_batch import BatchTask, PartlySent
 from celery_batch.client.publish import confirms, transport
 from celery_batch.client.publish.publisher import Publisher
+from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.processes.managed_process import wait_until
 
 CONFIRMED = {"broker_transport_options": {"confirm_publish": True}}
@@ -73,6 +75,26 @@ def test_many_calls_arrive_in_order(apps: Any, conf: dict[str, Any]) -> None:
     found = taken(task)
 
     assert ids(found) == [each.id for each in results]
+
+
+@pytest.mark.parametrize("conf", [{}, CONFIRMED], ids=["unconfirmed", "confirmed"])
+@pytest.mark.parametrize("is_allowed", [True, False], ids=["taken before", "the first"])
+def test_calls_whose_values_cannot_be_stored(
+    apps: Any, conf: dict[str, Any], is_allowed: Any
+) -> None:
+    """The others of many are sent, in order."""
+    task = apps(batch_payload_store="redis://127.0.0.1:1/0", **conf)
+    AppPayloads.of(task.app).is_allowed = is_allowed
+    large = np.ones(20_000)
+    with pytest.raises(PartlySent, match="payload store cannot be reached") as caught:
+        task.delay_many([large, 1, 2, large, 3])
+    with pytest.raises(PartlySent, match="payload store cannot be reached") as members:
+        group(task.s(value) for value in (1, large, 2)).delay()
+
+    assert [1, 2, 4] == list(caught.value.places)
+    assert [0, 2] == list(members.value.places)
+    sent = [*caught.value.sent, *members.value.sent]
+    assert ids(taken(task)) == [each.id for each in sent]
 
 
 def test_many_calls_make_celerys_messages(apps: Any) -> None:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import numpy as np
+import pytest
+import redis
 from celery import Celery, states
+from celery.result import AsyncResult
 
 import celery_batch.task  # noqa: F401 (which has results read with what is stored beside them)
 from celery_batch.compat.results import as_stored
+from celery_batch.payloads.results import with_stored_result
+from celery_batch.processes.redis_server import RedisServer
 from celery_batch.protocol import PAYLOADS
 
 
@@ -21,3 +28,25 @@ def test_a_state_is_read_without_what_is_stored_beside_it():
 
     assert states.SUCCESS == seen
     assert states.FAILURE == app.backend.get_task_meta("one", cache=False)["status"]  # it is gone
+
+
+@pytest.mark.parametrize("setting", [None, "nonsense", False], ids=repr)
+def test_a_result_is_forgotten_with_what_is_stored_beside_it(
+    redis_server: RedisServer, setting: Any
+):
+    """By Celery's own result, which is forgotten in any case; other results keep theirs."""
+    app = Celery("states", backend=redis_server.url, set_as_current=False)
+    backend: Any = app.backend
+    for name in ("forgotten", "kept"):
+        meta = {"task_id": name, "status": "SUCCESS", "result": np.ones(1 << 15)}
+        stored = with_stored_result(backend, meta)
+        backend.set(backend.get_key_for_task(name), backend.encode(stored))
+    app.conf.batch_payload_store = setting
+    with redis.Redis(unix_socket_path=f"{redis_server.directory}/redis.sock") as client:
+        AsyncResult("forgotten", app=app).forget()
+        left = [key.decode() for key in client.scan_iter("celery-batch-payload-*")]
+        assert not client.exists(backend.get_key_for_task("forgotten"))
+        client.delete(*left, backend.get_key_for_task("kept"))
+
+    names = [key.removeprefix("celery-batch-payload-").partition("-")[0] for key in left]
+    assert (["kept"] if setting is None else ["forgotten", "kept"]) == sorted(names)

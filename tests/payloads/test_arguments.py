@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
+import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import redis
-from celery import Celery
+from celery import Celery, group
 from celery.worker.request import Request
 from kombu.exceptions import EncodeError, OperationalError
 
-from celery_batch import BatchTask, MessageTooLarge, QueueFull
+from celery_batch import BatchTask, MessageTooLarge, PartlySent, QueueFull
 from celery_batch.compat.deadline import waiting_until
 from celery_batch.errors import ConfigurationError
 from celery_batch.payloads.app_payloads import AppPayloads, seconds_until
@@ -65,6 +68,11 @@ def make(redis_server: RedisServer, client: redis.Redis) -> Iterator[Any]:
 def stored(client: redis.Redis) -> dict[str, int]:
     """Return the seconds until each payload expires, by its key."""
     return {key.decode(): client.ttl(key) for key in client.scan_iter("celery-batch-payload-*")}
+
+
+def ids_in_queue(client: redis.Redis) -> list[str]:
+    """Return the ids of the calls that wait, oldest first."""
+    return [json.loads(each)["headers"]["id"] for each in client.lrange("celery", 0, -1)[::-1]]
 
 
 def size_of_queue(client: redis.Redis) -> int:
@@ -300,15 +308,137 @@ def test_a_store_that_is_away(make: Any, client: redis.Redis):
     assert client.llen("celery") == 1
 
 
+@pytest.fixture(params=["just now", "before"])
+def away(request: pytest.FixtureRequest, make: Any) -> Any:
+    """A task whose store has ended, or was never there."""
+    if request.param == "before":
+        return make(batch_payload_store="redis://me:secret@127.0.0.1:1/0")
+    with RedisServer() as store:
+        task = make(batch_payload_store=store.url)
+        task.apply_async((LARGE,), queue="another")
+    return task
+
+
+#: What a call raises whose values cannot be stored: which store it is, and the way out.
+_SAYS = r"payload store cannot be reached: .* It is (redis|socket):.*batch_payload_store"
+
+#: Small and large values; the first one that is large fails.
+_MIXED = [1, LARGE, 2, LARGE, np.ones(1 << 19, "f4"), 3, LARGE]
+
+
+@pytest.mark.parametrize("bulk", [True, False])
+@pytest.mark.parametrize("options", [{}, {"headers": {"mine": 1}}, {"retry": True}], ids=repr)
+def test_the_others_of_many_calls_are_sent(away: Any, client: redis.Redis, bulk: Any, options: Any):
+    """Those whose values cannot be stored are not, and the error says which were sent."""
+    if not bulk:
+        away.app.conf.batch_bulk = False
+    with pytest.raises(PartlySent, match=_SAYS) as caught:
+        away.apply_many([((value,), None) for value in _MIXED], **options)
+
+    assert "secret" not in str(caught.value)
+    assert [0, 2, 5] == list(caught.value.places)
+    assert [each.id for each in caught.value.sent] == ids_in_queue(client)
+
+
+def test_all_of_many_calls_with_a_store_that_is_away(away: Any):
+    """None was sent, as with a broker that is away."""
+    with pytest.raises(OperationalError, match=_SAYS) as caught:
+        away.delay_many([LARGE, LARGE])
+
+    assert not isinstance(caught.value, PartlySent)
+
+
+def test_chunks_with_a_store_that_is_away(away: Any, client: redis.Redis):
+    """As of calls with one row each."""
+    with pytest.raises(PartlySent, match=_SAYS) as caught:
+        away._apply_chunks([([1, 2],), ([LARGE, 2],), ([3],)], {})
+
+    assert [0, 2] == list(caught.value.places)
+    assert [each.id for each in caught.value.sent] == ids_in_queue(client)
+
+
+def test_the_calls_of_other_coroutines_are_sent(away: Any, client: redis.Redis):
+    """Each learns of its own call alone, whatever is written with it."""
+
+    async def call_all() -> list[Any]:
+        calls = [away.adelay(value) for value in _MIXED]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    found = asyncio.run(call_all())
+    sent = [each for each in found if not isinstance(each, Exception)]
+    assert [each.id for each in sent] == ids_in_queue(client)
+    assert [0, 2, 5] == [n for n, each in enumerate(found) if each in sent]
+    for error in set(found) - set(sent):
+        assert isinstance(error, OperationalError)
+        assert re.search(_SAYS, str(error))
+
+
+def test_the_others_of_a_group_are_sent(away: Any, client: redis.Redis):
+    """As far as Celery says which were."""
+    with pytest.raises(PartlySent, match=_SAYS) as caught:
+        group(away.s(value) for value in _MIXED).delay()
+
+    assert [0, 2, 5] == list(caught.value.places)
+    assert [each.id for each in caught.value.sent] == ids_in_queue(client)
+
+
+def test_a_payload_that_alone_cannot_be_stored(make: Any, client: redis.Redis, tmp_path: Path):
+    """A task's id is too long for the name of a file: the store takes those of other calls."""
+    task = make(batch_payload_store=f"file://{tmp_path}")
+
+    async def call_all() -> list[Any]:
+        ids = ["x" * 300, "a", "b", "y" * 300, "c"]
+        calls = [task.aapply_async((LARGE,), task_id=each) for each in ids]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    for _ in range(2):  # the first payload of a process is stored alone
+        found = asyncio.run(call_all())
+        assert [True, False, False, True, False] == [isinstance(e, Exception) for e in found]
+    assert ["a", "b", "c"] * 2 == ids_in_queue(client)
+
+
+def test_a_store_that_is_away_is_asked_once(make: Any):
+    """And not for each of many calls, since each time may be long."""
+    task = make()
+    payloads = AppPayloads.of(task.app)
+    for payloads.is_allowed in (True, False):
+        payloads.store = store = _Away()
+        with pytest.raises(OperationalError):
+            task.apply_many([((value,), None) for value in [*_MIXED, *[LARGE] * 3000]])
+        assert 1 == store.tries
+
+
+@pytest.mark.parametrize("own", [{"retry": False}, {"seconds": 0.01}], ids=repr)
+def test_each_coroutines_call_is_tried_as_often_as_it_may(make: Any, client: redis.Redis, own: Any):
+    """What another one has tried, or had time for, is not what it may try."""
+    task = make()
+    task.app.conf.task_publish_retry_policy = _ANY
+    AppPayloads.of(task.app).store = _Away(tries=2)
+
+    async def call(seconds: float = math.inf, **options: Any) -> Any:
+        with waiting_until(time.monotonic() + seconds):
+            return await task.aapply_async((LARGE,), **options)
+
+    async def call_all() -> list[Any]:
+        return await asyncio.gather(call(**own), call(), return_exceptions=True)
+
+    failed, sent = asyncio.run(call_all())
+    assert isinstance(failed, OperationalError)
+    assert [sent.id] == ids_in_queue(client)
+
+
 class _Away:
-    """A store that is away, and counts the tries."""
+    """A store that is away for some tries, which it counts."""
 
-    tries = 0
+    name = "away://"
 
-    def put_many(self, _: Any) -> None:
-        """Fail."""
+    def __init__(self, tries: float = math.inf) -> None:
+        self.tries, self._fails = 0, tries
+
+    def put_many(self, payloads: Any) -> dict[str, StoreError]:
+        """Store none, or say so."""
         self.tries += 1
-        raise StoreError("away")
+        return {key: StoreError("away") for key, *_ in payloads if self.tries <= self._fails}
 
 
 #: A policy of five tries, or of as many as there is time for.

@@ -16,6 +16,7 @@ from celery_batch.errors import ConfigurationError
 from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.payloads.store import (
     DirectoryPayloads,
+    NameTooLong,
     PayloadStore,
     StoreError,
     StoreRefused,
@@ -131,6 +132,38 @@ def test_a_store_that_is_away():
     ):
         with pytest.raises(StoreError):
             call()
+
+
+def test_many_payloads(store: PayloadStore):
+    """All are stored, and the store has a name that says where."""
+    assert {} == store.put_many((str(n), b"%d" % n, 60.0) for n in range(3))
+    assert [b"0", b"1", b"2"] == store.get(["0", "1", "2"], [1, 1, 1])
+    assert store.name.startswith(("socket://", "file://", "local://"))
+
+
+def test_the_others_of_many_payloads_are_stored(tmp_path: Path):
+    """One whose file can have no such name keeps none from being stored."""
+    store, long = DirectoryPayloads(tmp_path), "x" * 300
+    failed = store.put_many([("a", b"1", 60.0), (long, b"2", 60.0), ("b", b"3", 60.0)])
+
+    assert [long] == list(failed)
+    assert isinstance(failed[long], NameTooLong)
+    assert [b"1", b"3"] == store.get(["a", "b"], [1, 1])
+
+
+def test_a_directory_that_fails_is_written_to_once(tmp_path: Path, monkeypatch: Any):
+    """Each of many payloads might wait as long for it."""
+    store, tries = DirectoryPayloads(tmp_path / "new"), []
+
+    def mkdir(*args: Any, **_options: Any) -> None:
+        tries.append(args)
+        raise OSError("no such device")
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    failed = store.put_many((str(n), b"", 60.0) for n in range(3))
+
+    assert ["0", "1", "2"] == list(failed)
+    assert len(tries) == 1
 
 
 def test_a_user_who_may_not(redis_server: RedisServer, client: redis.Redis):

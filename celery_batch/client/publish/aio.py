@@ -227,8 +227,8 @@ def _send(calls: list[LoopCall]) -> list[Any]:
         bulk.flush()
     for call in calls:  # at once: the loop may take long to report
         call.admission.close()
-    unsent = {result.id for result in bulk.unsent}
-    return [bulk.failure if getattr(each, "id", None) in unsent else each for each in outcomes]
+    unsent = {result.id: bulk.error_of(result) for result in bulk.unsent}
+    return [unsent.get(getattr(each, "id", None), each) for each in outcomes]
 
 
 def _report(calls: list[LoopCall], outcomes: list[Any]) -> None:

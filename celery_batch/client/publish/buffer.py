@@ -271,9 +271,24 @@ class BulkWrite:
         """Return the results of the calls that are still to be written."""
         return [result for _, result in self._messages]
 
+    def finish(self) -> None:
+        """
+        Write all messages, after which no more come.
+
+        Raises:
+            OperationalError: Not all of them could be sent, or not all of the payloads stored.
+        """
+        self.flush()
+        for error in self.uploads.failed.values():
+            raise error
+
+    def error_of(self, result: Any) -> Exception | None:
+        """Return why a call was not sent, among those that were not."""
+        return self.uploads.failed.get(result.id, self.failure)
+
     def flush(self) -> None:
         """
-        Write all messages.
+        Write all messages but those whose payloads cannot be stored.
 
         Raises:
             OperationalError: Not all of them could be sent.
@@ -281,9 +296,10 @@ class BulkWrite:
         if self.confirmed is not None:
             self.confirmed.flush()
         pairs, self._messages, self._size = self._messages, [], 0
-        messages = [message for message, _ in pairs]
         try:
             self.uploads.flush()
+            failed = self.uploads.failed
+            messages = [each for each, result in pairs if not failed or result.id not in failed]
             if self._send_buffer is not None and messages:
                 self._send_buffer.send(messages, self.producer)
         except Exception as error:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps
 
 from celery_batch.client.background import PerProcess
@@ -97,8 +98,8 @@ class Publisher(PerProcess):
             return args, kwargs, options
         bulk = current_bulk(task, options)
         is_single = not (self._current_settings().bulk and _RETRIES.isdisjoint(options))
-        uploads = None if bulk is None or is_single else bulk.uploads
-        return with_stored_values(task, args, kwargs, options, uploads)
+        uploads = None if bulk is None else bulk.uploads
+        return with_stored_values(task, args, kwargs, options, uploads, at_once=is_single)
 
     def send(self, task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
         """
@@ -207,10 +208,7 @@ class Publisher(PerProcess):
             options = {**options, "headers": headers}
         settings = self._current_settings()
         if settings.is_stock or settings.is_eager:
-            result = apply(args, kwargs, **options)
-            if bulk is not None:
-                bulk.sent.append(result)
-            return result
+            return self._apply(partial(apply, args, kwargs), options, bulk)
         apply, options = self._with_typed_values(task, apply, args, kwargs, options)
         frozen = bulk and bulk.frozen.get(options.get("task_id", ""))
         is_in_task = self._app.current_worker_task is not None
@@ -248,21 +246,31 @@ class Publisher(PerProcess):
         """Send one call as Celery does; leave its message to a bulk write if that can take it."""
         if bulk is None:
             return apply(**options)
-        if not self._settings.bulk:
-            result = apply(**options)
-            bulk.sent.append(result)
-            return result
-        is_canvas = bulk.app is not None
+        task_id = options.get("task_id", "")
+        try:
+            is_single = not self._settings.bulk or self._settings.is_eager
+            return (self._apply_singly if is_single else self._apply_in_bulk)(apply, options, bulk)
+        except OperationalError as error:
+            if error is not bulk.uploads.failed.get(task_id):
+                raise
+        result = self._app.AsyncResult(task_id)  # of which no more than the id is used
+        bulk.unsent.append(result)
+        return result
+
+    def _apply_in_bulk(
+        self, apply: Callable[..., Any], options: dict[str, Any], bulk: BulkWrite
+    ) -> Any:
+        is_canvas, task_id = bulk.app is not None, options.get("task_id", "")
         if not (_SINGLE - {"producer"} if is_canvas else _SINGLE).isdisjoint(options):
-            return self._apply_singly(partial(apply, **options), bulk)
+            return self._apply_singly(apply, options, bulk)
         if bulk.confirmed is not None:
-            bulk.uploads.flush()
+            bulk.uploads.require(task_id)
             return bulk.confirmed.send(apply, options)
         with self._app.producer_or_acquire(options.get("producer")) as producer:
             connection = producer.connection
             driver = connection.transport.driver_type
             if driver == "redis":
-                collector = RedisProducer(producer, bulk.uploads.flush)
+                collector = RedisProducer(producer, partial(bulk.uploads.require, task_id))
                 result = apply(**{**options, "producer": collector})
             confirms = connection.transport_options.get("confirm_publish")
         # With no producer held: the write needs one, and there may be no other.
@@ -272,17 +280,20 @@ class Publisher(PerProcess):
         elif driver == "redis":
             bulk.sent.append(result)
         elif driver == "amqp" and confirms and not is_canvas:
+            bulk.uploads.require(task_id)
             bulk.confirmed = ConfirmedBulk(self._app, bulk)
-            bulk.uploads.flush()
             result = bulk.confirmed.send(apply, options)
         else:
-            result = self._apply_singly(partial(apply, **options), bulk)
+            result = self._apply_singly(apply, options, bulk)
         return result
 
-    def _apply_singly(self, apply: Callable[[], Any], bulk: BulkWrite) -> Any:
+    def _apply_singly(
+        self, apply: Callable[..., Any], options: dict[str, Any], bulk: BulkWrite
+    ) -> Any:
         bulk.flush()  # the order of the calls is kept
         bulk.close()
-        result = apply()
+        bulk.uploads.require(options.get("task_id", ""))
+        result = apply(**options)
         bulk.sent.append(result)
         return result
 

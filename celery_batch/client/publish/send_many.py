@@ -149,7 +149,7 @@ def _bulk(results: list[Any]) -> Iterator[BulkWrite]:
     with closing(BulkWrite()) as bulk:
         try:
             yield bulk
-            bulk.flush()
+            bulk.finish()
         except Exception as error:
             if not bulk.sent:
                 raise
@@ -208,7 +208,7 @@ def _send_in_bulk(app: Any, tasks: Iterable[Any], apply: Apply) -> list[Any]:
                     results.append(result)
                     bulk.flush_if_due()
             bulk.producer = None  # so that others' messages go along
-            bulk.flush()
+            bulk.finish()
         except OperationalError as error:
             unsent = {result.id for result in bulk.unsent + bulk.unwritten()}
             firsts = [_first(result).id for result in results]

@@ -33,6 +33,7 @@ from celery_batch.client.results.pending import (
 from celery_batch.client.results.states import StateIterator
 from celery_batch.client.results.waiting import ThreadWaiter, is_stored_elsewhere, wait_until_ended
 from celery_batch.compat.kombu import decodes_json
+from celery_batch.compat.results import as_stored
 from celery_batch.payloads.results import forget_payload, mentions_payload
 from celery_batch.protocol import BatchInfo
 from celery_batch.serialization.arrays import NDARRAY, encoded_array
@@ -248,7 +249,8 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         """Forget the result, here and where it is stored; see Celery."""
         self.forget_payload()
         self._forget_here()
-        super().forget()
+        with as_stored():
+            super().forget()
 
     def forget_payload(self) -> None:
         """Delete what is stored beside the result, if anything is."""

@@ -383,6 +383,8 @@ def test_other_readers(place: Place):
     theirs = place.app.AsyncResult(result.id)
     assert np.array_equal(2 * large(1), theirs.get(timeout=SOON))
     assert np.array_equal(large(1), theirs.args[0])
+    theirs.forget()
+    wait_until_deleted(place)
 
     plain = place.app.send_task("f.arrays", (large(1),))
     assert np.array_equal(2 * large(1), plain.get(timeout=SOON))
