@@ -340,6 +340,34 @@ def test_batches_are_cut_from_the_rows_in_turn(app):
     assert [[1, 2], [3, 1], [2, 3, 1, 2]] == seen
 
 
+def test_every_stage_of_a_model_counts(app, run):
+    """A batch that comes alone takes the time of all of them, whatever runs beside others."""
+
+    class Staged(Model):
+        def load(self, device):
+            pass
+
+        def examples(self):
+            return [1]
+
+        def collate(self, batch):
+            time.sleep(0.02)
+            return batch
+
+        def predict(self, batch):
+            time.sleep(0.01)
+            return batch
+
+        def uncollate(self, output):
+            time.sleep(0.03)
+            return output
+
+    Staged.as_task(app, name="staged")
+    (found,) = json.loads(run("staged", "--json", "--sizes", "1", "--seconds", "0.1"))["sizes"]
+
+    assert found["p50"] >= 0.06
+
+
 def test_a_task_of_fixed_sizes_is_measured_with_these(app, run):
     """Others would be filled up to them."""
 
