@@ -361,6 +361,7 @@ def test_the_calls_of_other_coroutines_are_sent(away: Any, client: redis.Redis):
     """Each learns of its own call alone, whatever is written with it."""
 
     async def call_all() -> list[Any]:
+        """Call the task in one pass of the loop."""
         calls = [away.adelay(value) for value in _MIXED]
         return await asyncio.gather(*calls, return_exceptions=True)
 
@@ -387,6 +388,7 @@ def test_a_payload_that_alone_cannot_be_stored(make: Any, client: redis.Redis, t
     task = make(batch_payload_store=f"file://{tmp_path}")
 
     async def call_all() -> list[Any]:
+        """Call the task in one pass of the loop."""
         ids = ["x" * 300, "a", "b", "y" * 300, "c"]
         calls = [task.aapply_async((LARGE,), task_id=each) for each in ids]
         return await asyncio.gather(*calls, return_exceptions=True)
@@ -416,10 +418,12 @@ def test_each_coroutines_call_is_tried_as_often_as_it_may(make: Any, client: red
     AppPayloads.of(task.app).store = _Away(tries=2)
 
     async def call(seconds: float = math.inf, **options: Any) -> Any:
+        """Call the task with a deadline."""
         with waiting_until(time.monotonic() + seconds):
             return await task.aapply_async((LARGE,), **options)
 
     async def call_all() -> list[Any]:
+        """Call the task in one pass of the loop."""
         return await asyncio.gather(call(**own), call(), return_exceptions=True)
 
     failed, sent = asyncio.run(call_all())
