@@ -62,9 +62,9 @@ class Defaults:
     #: `"overlap,store"`; `"all"` turns off every one.
     batch_disable_fast_paths: tuple[str, ...] | str = ()
 
-    #: With one pool process, whether threads decode the next batch and store the last one's results
-    #: while the model runs. Hooks and signal receivers run on those threads. It is off for a task
-    #: class with its own `__call__`.
+    #: With one pool process, or one thread, whether other threads decode the next batch and store
+    #: the last one's results while the model runs. Hooks and signal receivers run on those threads.
+    #: It is off for a task class with its own `__call__`.
     batch_overlap: bool = True
 
     #: Time without a renewal (one a second) after which other workers on the same Redis take over a

@@ -133,8 +133,8 @@ def fast_paths_of(app: Any, broker: str) -> tuple[PathState, ...]:
 def _why_off(app: Any) -> dict[str, str]:
     """Return why fast paths are off that no library keeps from being on."""
     conf, pool = app.conf, pool_of(app)
+    pool = "prefork" if pool in PREFORK else pool
     processes = conf.worker_concurrency or 1
-    others = "" if pool in PREFORK else f"the pool is {pool}"
     backend = app.backend
     elsewhere = "" if ResultReader.supports(backend) else f"results are in {type(backend).__name__}"
     return {
@@ -142,7 +142,7 @@ def _why_off(app: Any) -> dict[str, str]:
         "notify": why_not_notified(app),
         "intake": "worker_send_task_events is on" if conf.worker_send_task_events else "",
         **{
-            path: others or overlap_state(app, processes, path).reason
+            path: overlap_state(app, processes, path, pool=pool).reason
             for path in ("write_ahead", "overlap")
         },
         **dict.fromkeys(("trace", "store"), elsewhere),

@@ -39,6 +39,7 @@ from celery_batch.worker.control.runtime_config import RuntimeConfig
 from celery_batch.worker.control.served_tasks import ServedTasksEntry
 from celery_batch.worker.dispatch.job_submitter import overlap_state
 from celery_batch.worker.executor.loader import load_failed, load_models
+from celery_batch.worker.executor.thread_pipeline import overlap_in
 from celery_batch.worker.executor.warmup import ConcurrencyWarning, WarmUp
 from celery_batch.worker.intake.request import wants_events
 from celery_batch.worker.intake.validation import MessageValidator
@@ -127,6 +128,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
                 del worker.pool.on_stop
             elif self.tasks:
                 load_models(worker.app, self._names)
+                overlap_in(worker.pool, worker.app)
             else:
                 registry.prepare_later(partial(load_models, worker.app, ()))
         except BatchError as error:
@@ -266,6 +268,12 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         }
 
 
+def _name_of(pool: Any) -> str:
+    """Return what ``--pool`` calls it."""
+    name = str(type(pool).__module__.rpartition(".")[2])
+    return {"thread": "threads"}.get(name, name)
+
+
 def _path_states(consumer: Any) -> Iterator[PathState]:
     """Yield the states of the fast paths that are the same on all connections of a worker."""
     app, controller = consumer.app, consumer.controller
@@ -275,11 +283,9 @@ def _path_states(consumer: Any) -> Iterator[PathState]:
     events = "task events are on" if has_events else ""
     yield PathState("intake", paths.state("intake").reason or events)
     for path in ("write_ahead", "overlap"):
-        state = overlap_state(app, controller.max_concurrency or controller.concurrency, path)
-        if not isinstance(consumer.pool, PreforkPool):
-            pool = type(consumer.pool).__module__.rpartition(".")[2]
-            state = PathState(path, state.reason or f"the pool is {pool}")
-        elif path == "write_ahead":
+        most = controller.max_concurrency or controller.concurrency
+        state = overlap_state(app, most, path, pool=_name_of(consumer.pool))
+        if path == "write_ahead" and isinstance(consumer.pool, PreforkPool):
             state = PathState(path, state.reason or PoolPipe.why_not(consumer.pool))
         yield state
     elsewhere = ""

@@ -239,6 +239,14 @@ def paths(**settings):
             {"worker_pool": "solo"},
             dict.fromkeys(("write_ahead", "overlap"), "the pool is solo"),
         ),
+        ({"worker_pool": "threads"}, {"write_ahead": "the pool is threads"}),
+        (
+            {"worker_pool": "threads", "worker_concurrency": 2},
+            {
+                "write_ahead": "the pool is threads",
+                "overlap": "this worker may have 2 threads",
+            },
+        ),
         (
             {"worker_concurrency": 4},
             dict.fromkeys(("write_ahead", "overlap"), "this worker may have 4 processes"),

@@ -25,11 +25,12 @@ class Worker:
 
     Args:
         stage: Where it runs.
+        pool: Which pool.
     """
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, pool: str) -> None:
         self.stage = stage
-        self.process = stage.worker("tests.services.collated", "-c", "1")
+        self.process = stage.worker("tests.services.collated", "-c", "1", "--pool", pool)
         self.client = stage.client()
 
     def send(
@@ -67,11 +68,19 @@ class Worker:
         wait_until(lambda: "" if there() else "not yet", [], what=place, timeout=SOON)
 
 
-@pytest.fixture(scope="module")
-def worker(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+@pytest.fixture(scope="module", params=["prefork", "threads"])
+def worker(
+    request: pytest.FixtureRequest,
+    redis_server: RedisServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Worker]:
     """A worker for all tests of this module, whose batches have names of their own."""
     with Stage(redis_server, tmp_path_factory.mktemp("stage")) as stage:
-        yield Worker(stage)
+        yield Worker(stage, request.param)
+
+
+#: Of the pools only this one has time limits.
+HAS_LIMITS = pytest.mark.parametrize("worker", ["prefork"], indirect=True)
 
 
 def answers(results: list[Any]) -> list[Any]:
@@ -91,9 +100,9 @@ def test_stages_of_three_batches_run_at_once(worker: Worker):
     assert [2, 2, 2, 4, 6, 8, 10, 12] == answers(results)
     for name, numbers in {"a": [1, 2], "b": [3, 4], "c": [5, 6]}.items():
         assert [
-            ["collate", True, "worker thread", numbers],
-            ["predict", True, "main", numbers],
-            ["uncollate", True, "worker thread", numbers],
+            ["collate", True, "beside", numbers],
+            ["predict", True, "models", numbers],
+            ["uncollate", True, "beside", numbers],
         ] == worker.seen(name)
     (reply,) = worker.client.control.broadcast("batch_stats", reply=True, limit=1, timeout=SOON)
     ((_, stats),) = reply.items()
@@ -104,9 +113,9 @@ def test_lone_batch_goes_through_all_stages_in_one_place(worker: Worker):
     """Nothing runs beside it, so it is not handed over."""
     assert [2, 4] == answers(worker.send("lone", [1, 2]))
     assert [
-        ["collate", True, "main", [1, 2]],
-        ["predict", True, "main", [1, 2]],
-        ["uncollate", True, "main", [1, 2]],
+        ["collate", True, "models", [1, 2]],
+        ["predict", True, "models", [1, 2]],
+        ["uncollate", True, "models", [1, 2]],
     ] == worker.seen("lone")
 
 
@@ -128,7 +137,7 @@ def test_item_at_fault_fails_alone(worker: Worker, stage: str):
     worker.let_go(first)
 
     assert [2, 2, 14, 14, 24, f"{stage} refuses 13", 28, 30] == answers(results)
-    assert "worker thread" == worker.seen(name)[0][2]
+    assert "beside" == worker.seen(name)[0][2]
 
 
 def test_requests_that_may_not_run_again_are_uncollated_at_once(worker: Worker):
@@ -141,7 +150,7 @@ def test_requests_that_may_not_run_again_are_uncollated_at_once(worker: Worker):
     refused = "uncollate refuses 13"
     assert [2, 2, 24, refused, 28, 30, 2, 4, 6, 8] == answers(results)
     uncollated = [fact for fact in worker.seen("early") if fact[0] == "uncollate"]
-    assert {"main"} == {where for _, _, where, _ in uncollated}
+    assert {"models"} == {where for _, _, where, _ in uncollated}
 
 
 def test_row_of_a_chunk_that_cannot_be_uncollated_fails_alone(worker: Worker):
@@ -198,9 +207,10 @@ def test_only_rows_that_go_to_the_model_are_collated(worker: Worker):
     assert [2, 2, 14, 14, 10, 12, 14, 16] == answers(results)
     collated = [fact for fact in worker.seen("cached") if fact[0] == "collate"]
     assert [[5, 6, 6, 6], [7, 8, 8, 8]] == [numbers for *_, numbers in collated]
-    assert "worker thread" == collated[1][2]
+    assert "beside" == collated[1][2]
 
 
+@HAS_LIMITS
 def test_soft_limit_strikes_before_the_rows_are_ready(worker: Worker):
     """The batch's turn has come, and its time is up: its items run again, each alone."""
     results = worker.hold("limit before")
@@ -218,6 +228,7 @@ def test_soft_limit_strikes_before_the_rows_are_ready(worker: Worker):
     assert [[1], [2]] == sorted(ran)
 
 
+@HAS_LIMITS
 def test_soft_limit_interrupts_collate_of_a_lone_batch(worker: Worker):
     """It is a part of the model's call there."""
     (result,) = worker.send("stuck", [1], collate=["never"], options={"soft_time_limit": 1})

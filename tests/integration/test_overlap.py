@@ -32,8 +32,12 @@ def answers(results: list[Any]) -> list[Any]:
     return [result.get(timeout=SOON, propagate=False) for result in results]
 
 
+#: Those that have one place for models, and threads beside it.
+POOLS = pytest.mark.parametrize("pool", ["prefork", "threads"])
+
+
 def work(stage: Stage, *options: str, **conf: Any) -> ManagedProcess:
-    """Start a worker with one pool process."""
+    """Start a worker with one pool process, or one thread."""
     return stage.worker("tests.services.overlapped", "-c", "1", *options, conf=conf)
 
 
@@ -43,6 +47,14 @@ def wait_for(stage: Stage, place: str) -> None:
     wait_until(lambda: "" if there() else "not yet", [], what=place, timeout=SOON)
 
 
+def stop(worker: ManagedProcess) -> None:
+    """Tell a worker to stop, and return when it does."""
+    os.kill(worker.pid, 15)
+    log = Path(worker.log)
+    told = lambda: "Warm shutdown" in log.read_text()  # noqa: E731
+    wait_until(lambda: "" if told() else "not told", [worker], what="shutdown", timeout=SOON)
+
+
 @pytest.fixture
 def fresh(redis_server: RedisServer, tmp_path: Path) -> Iterator[Stage]:
     """A stage without records, whose worker ends with the test."""
@@ -50,28 +62,31 @@ def fresh(redis_server: RedisServer, tmp_path: Path) -> Iterator[Stage]:
         yield stage
 
 
-def test_model_runs_while_the_last_batch_is_finished(fresh: Stage):
+@POOLS
+def test_model_runs_while_the_last_batch_is_finished(fresh: Stage, pool: str):
     """Hooks of one batch wait for the next one's model, whose own hooks ran before."""
     client = fresh.client()
     results = send(client, "a", running=["b entered"], finishing=["b running"])
     results += send(client, "b", running=["a finishing"])
-    work(fresh)
+    work(fresh, "--pool", pool)
 
     assert ["a", "a", "b", "b"] == answers(results)
-    assert [["a", True, "main"], ["b", True, "main"]] == [fact[:3] for fact in fresh.facts("ran")]
-    assert [["a", True, "worker thread"]] * 2 + [["b", True, "worker thread"]] * 2 == sorted(
+    ran = [fact[:3] for fact in fresh.facts("ran")]
+    assert [["a", True, "models"], ["b", True, "models"]] == ran
+    assert [["a", True, "beside"]] * 2 + [["b", True, "beside"]] * 2 == sorted(
         fresh.facts("finished")
     )
 
 
-def test_switch_keeps_batches_apart(fresh: Stage):
+@POOLS
+def test_switch_keeps_batches_apart(fresh: Stage, pool: str):
     """With `batch_overlap = False` a batch is finished before the next one begins."""
     client = fresh.client()
     results = send(client, "a") + send(client, "b")
-    work(fresh, batch_overlap=False)
+    work(fresh, "--pool", pool, batch_overlap=False)
 
     assert ["a", "a", "b", "b"] == answers(results)
-    assert {"main"} == {where for _, _, where in fresh.facts("finished")}
+    assert {"models"} == {where for _, _, where in fresh.facts("finished")}
 
 
 def test_soft_limit_of_another_batch_does_not_interrupt(fresh: Stage):
@@ -131,13 +146,14 @@ def test_killing_item_is_found(fresh: Stage):
     assert ["PoisonItem"] * 2 == [type(error).__name__ for error in answers(bad)]
 
 
-def test_hook_that_exits_fails_its_own_items(fresh: Stage):
+@POOLS
+def test_hook_that_exits_fails_its_own_items(fresh: Stage, pool: str):
     """A hook that ends the process fails only its own items, and all have an end."""
     client = fresh.client()
     results = send(client, "a", finishing=["b entered"])
     bad = send(client, "b", exits=True)
     results += send(client, "c")
-    work(fresh)
+    work(fresh, "--pool", pool)
 
     assert list("aacc") == answers(results)
     assert ["PoisonItem"] * 2 == [type(error).__name__ for error in answers(bad)]
@@ -158,6 +174,48 @@ def test_warm_shutdown_finishes_the_batches_of_the_process(fresh: Stage):
     worker.stop(grace=SOON)
 
     assert 0 == worker.exit_code
+    assert ["a", "b"] == [name for name, *_ in fresh.facts("ran")]
+
+
+def test_warm_shutdown_finishes_the_batches_of_the_thread(fresh: Stage):
+    """A stopped worker ends when the batches whose models were called have their ends."""
+    client = fresh.client()
+    results = send(client, "a", finishing=["go"]) + send(client, "b", running=["go"])
+    left = send(client, "c")
+    worker = work(fresh, "--pool", "threads")
+    wait_for(fresh, "a finishing")
+    wait_for(fresh, "b running")
+    stop(worker)
+    go_on(fresh.redis, "go")
+
+    assert list("aabb") == answers(results)
+
+    worker.stop(grace=SOON)
+
+    assert 0 == worker.exit_code
+    work(fresh, "--pool", "threads")
+    assert list("cc") == answers(left)
+    assert ["a", "b", "c"] == [name for name, *_ in fresh.facts("ran")]
+
+
+def test_warm_shutdown_loses_nothing_that_is_prepared(fresh: Stage):
+    """A batch that waits for the thread at a shutdown runs once, here or on the next worker."""
+    client = fresh.client()
+    results = send(client, "a", running=["go"])
+    worker = work(fresh, "--pool", "threads")
+    wait_for(fresh, "a running")
+    left = send(client, "b")
+    wait_for(fresh, "b entered")
+    stop(worker)
+    go_on(fresh.redis, "go")
+
+    assert list("aa") == answers(results)
+
+    worker.stop(grace=SOON)
+
+    assert 0 == worker.exit_code
+    work(fresh, "--pool", "threads")
+    assert list("bb") == answers(left)
     assert ["a", "b"] == [name for name, *_ in fresh.facts("ran")]
 
 
@@ -188,10 +246,11 @@ def test_process_with_too_much_memory_loses_no_batch(fresh: Stage):
     assert len(names) == len({pid for *_, pid in ran})
 
 
-def test_ordinary_task_has_the_process_to_itself(fresh: Stage):
+@POOLS
+def test_ordinary_task_has_the_process_to_itself(fresh: Stage, pool: str):
     """An ordinary task begins when the batch before it is finished."""
     client = fresh.client()
-    work(fresh)
+    work(fresh, "--pool", pool)
     results = send(client, "a", running=["sent"])
     wait_for(fresh, "a running")
     results.append(client.send_task("overlapped.plain", ("plain",)))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
 
 from celery_batch import Model
-from tests.services.props import at, remember, stage_app
+from tests.services.props import at, remember, stage_app, where
 
 app = stage_app("collated")
 
@@ -57,8 +56,7 @@ class Watched(Model):
 
     def _see(self, stage: str, name: str, what: dict[str, Any], numbers: list[int]) -> None:
         met = at(f"{name} {stage}", *what.get(stage, ()))
-        where = threading.current_thread() is threading.main_thread()
-        remember(name, [stage, met, "main" if where else "worker thread", numbers])
+        remember(name, [stage, met, where(), numbers])
         at(f"{name} {stage} done")
         if what.get("refuses") == stage and 13 in numbers:
             raise ValueError(f"{stage} refuses 13")

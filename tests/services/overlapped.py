@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
 
 from celery_batch import BatchTask
-from tests.services.props import at, remember, stage_app
+from tests.services.props import at, remember, stage_app, where
 
 app = stage_app("overlapped")
 
@@ -31,8 +30,7 @@ class Watched(BatchTask):
         """Record the end of an item."""
         name, waits = args[0]
         met = at(f"{name} finishing", *waits.get("finishing", ()))
-        where = threading.current_thread() is threading.main_thread()
-        remember("finished", [name, met, "main" if where else "worker thread"])
+        remember("finished", [name, met, where()])
 
 
 @app.task(base=Watched, name="overlapped.watched", max_batch_size=2, max_wait=5.0, linger=0.5)
@@ -45,8 +43,7 @@ def watched(item):
         at(f"{name} interrupted")
         raise
     time.sleep(waits.get("seconds", 0.0))
-    where = threading.current_thread() is threading.main_thread()
-    remember("ran", [name, met, "main" if where else "worker thread", os.getpid()])
+    remember("ran", [name, met, where(), os.getpid()])
     if waits.get("kills"):
         os.kill(os.getpid(), signal.SIGKILL)
     return [each[0] for each in item]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from typing import Any
 
@@ -45,3 +46,9 @@ def at(place: str, *others: str, timeout: float = 20.0) -> bool:
 def go_on(client: redis.Redis, place: str) -> None:
     """Record a place that others wait for."""
     client.sadd("stage:places", place)
+
+
+def where() -> str:
+    """Return which thread this is: that of the models, or one beside it."""
+    is_beside = threading.current_thread().name.startswith("batch-worker")
+    return "beside" if is_beside else "models"

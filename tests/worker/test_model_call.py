@@ -16,7 +16,6 @@ from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.worker.executor import model_call
 from celery_batch.worker.executor.model_call import ModelCall
 from celery_batch.worker.executor.time_limit import SoftLimit
-from celery_batch.worker.intake.expiry import Expiries
 
 _numbers = count(1)
 
@@ -65,7 +64,7 @@ def make_call(app: Celery, *items: int) -> ModelCall:
     """Return the call of a batch."""
     task = app.tasks.get("numbered") or Numbered.as_task(app, name="numbered")
     rows = [(item,) for item in items]
-    return ModelCall(task, rows, BatchSpan(task.name), Expiries(app, [None] * len(rows)))
+    return ModelCall(task, rows, BatchSpan(task.name), tuple)
 
 
 def test_all_stages_of_a_batch_have_one_instance(app: Celery):

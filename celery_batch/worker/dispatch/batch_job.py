@@ -296,21 +296,31 @@ class BatchJob:
     def _on_accepted(self, pid: int, time_accepted: float) -> None:
         if self._ended:
             return
-        self._leave_out_revoked()
+        revoked = self._leave_out_revoked()
         self.pid, self.began = pid, time_accepted
         self._listener.on_start(self)
-        for request in _accept(self.requests, pid, time_accepted):
+        wanted = [each for each in self.requests if each.id not in revoked]
+        for request in _accept(wanted, pid, time_accepted):
             HandlerCall(request, request.on_accepted, (pid, time_accepted)).call()
 
-    def _leave_out_revoked(self) -> None:
-        """Leave out requests that were revoked or expired while the batch waited for a thread."""
+    def _leave_out_revoked(self) -> Collection[str]:
+        """
+        Leave out requests that were revoked or expired while the batch waited for a thread.
+
+        Returns:
+            The ids of those that will not run, and that the pool still returns.
+        """
         payload, self._own_payload = self._own_payload, None
         if payload is None:
-            return
+            return ()
         with self._lock:
             wanted = [not _is_revoked(request) for request in self.requests]
+            if payload.is_read_ahead:
+                payload.revoked = {each.id for each in self.requests if each.is_done}
+                return payload.revoked
             self._keep(wanted)
             payload[:] = list(compress(payload, wanted))
+            return ()
 
     def _on_success(self, answer: BatchEnd | ExceptionInfo, **_: Any) -> None:
         if isinstance(answer, ExceptionInfo):  # solo and threads report an exit of the model so

@@ -204,7 +204,7 @@ def after_answer(requests: Sequence[Any], end: BatchEnd, *, began: float) -> Fol
             follow_up.succeeded.append(request)
         elif result is not None:
             notify(HandlerCall(request, request.on_success, (result,)))
-        elif request.has_expired:
+        elif request.has_expired or request.is_done:
             notify(HandlerCall(request, request.revoked, ()))
         elif end.unanswered not in _HARMLESS and not request.task.acks_late:
             follow_up.handler_calls += not_run(request, _explain(end))

@@ -32,24 +32,34 @@ from celery_batch.worker.dispatch.batch_job import BatchJob
 __all__ = ["JobSubmitter", "may_overlap", "overlap_state"]
 
 
-def overlap_state(app: Any, processes: int, path: str = "overlap") -> PathState:
+def overlap_state(
+    app: Any, processes: int, path: str = "overlap", *, pool: str = "prefork"
+) -> PathState:
     """
     Return whether the batches of a worker may overlap at all, or why not.
 
     Args:
         app: The Celery app.
-        processes: Most pool processes that this worker will have.  With several, a
-            batch that is ready is for the process that is idle first.
-        path: "overlap" for the threads of the pool process, "write_ahead" for the job that is
-            written behind the running one.
+        processes: Most pool processes, or threads, that this worker will have.  With several, a
+            batch that is ready is for the one that is idle first.
+        path: "overlap" for the threads beside the model, "write_ahead" for the job that is
+            written to a pool process behind the running one.
+        pool: Celery's name of the worker's pool.
     """
     state = FastPaths.of(app).state(path)
+    if state.is_on and pool not in _POOLS[path]:
+        return PathState(path, f"the pool is {pool}")
     if state.is_on and processes != 1:
-        return PathState(path, f"this worker may have {processes} processes")
+        what = "threads" if pool == "threads" else "processes"
+        return PathState(path, f"this worker may have {processes} {what}")
     if state.is_on and app.conf.get("result_backend_thread_safe"):
         # One buffer of results, for two threads.
         return PathState(path, "result_backend_thread_safe is on")
     return state
+
+
+#: The pools that have each path.
+_POOLS = {"overlap": ("prefork", "threads"), "write_ahead": ("prefork",)}
 
 
 def may_overlap(task: Any) -> bool:

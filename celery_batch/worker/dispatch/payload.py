@@ -6,7 +6,7 @@ Pickled one by one, each would carry the names and all the values again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -97,6 +97,11 @@ class BatchPayload(list[Delivery]):
         reuse: Whether equal requests share a row, and for how many seconds answers are kept;
             None for the task's own options.
     """
+
+    #: Whether it is read before the batch is accepted, in the worker's own process.
+    is_read_ahead = False
+    #: The ids of those that were revoked between the two.
+    revoked: Collection[str] = ()
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import replace
@@ -366,7 +366,7 @@ class _BatchTrace:
                 self._task,
                 rows,
                 self._span,
-                Expiries(self._task.app, expires),
+                partial(self._left_out, deliveries, Expiries(self._task.app, expires)),
                 self._payload.most,
                 self._payload.cost_limits,
                 is_suspect=self._payload.reason == Reason.ALONE,
@@ -388,6 +388,13 @@ class _BatchTrace:
             if self._call is not None:
                 self._call.release()
         self._outcomes = dict(zip(self._rows, outcomes, strict=True))
+
+    def _left_out(self, deliveries: Sequence[Delivery], expiries: Expiries) -> Collection[int]:
+        """Return the indexes of those that have expired or were revoked since they were read."""
+        expired, revoked = expiries.passed(), self._payload.revoked
+        if not revoked:
+            return expired
+        return {n for n, each in enumerate(deliveries) if each.task_id in revoked}.union(expired)
 
 
 def _given_outcome(outcome: Outcome, _rows: CallRows) -> Outcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
@@ -24,7 +24,6 @@ from celery_batch.worker.dispatch.follow_up import Unanswered
 from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor.row_reuse import ReusedRows, RowReuse
 from celery_batch.worker.executor.time_limit import SoftLimit
-from celery_batch.worker.intake.expiry import Expiries
 
 __all__ = [
     "Facts",
@@ -54,7 +53,7 @@ class ModelCall:
         task: The batch task.
         calls: The rows of each request.
         span: The batch's span.
-        expiries: When each request expires.
+        find_left_out: Returns the indexes of the requests that are not to run after all.
         most: Most rows in one call of the model; None for the task's own limit.
         cost_limits: The largest call, where cost is limited.
         is_suspect: Whether the only request runs again, since its batch had no outcome.
@@ -65,14 +64,14 @@ class ModelCall:
         task: BatchTask,
         calls: Sequence[CallRows],
         span: BatchSpan,
-        expiries: Expiries,
+        find_left_out: Callable[[], Collection[int]],
         most: int | None = None,
         cost_limits: CostLimits | None = None,
         *,
         is_suspect: bool = False,
     ) -> None:
         self.task = task
-        self._expiries = expiries
+        self._find_left_out = find_left_out
         self._calls = calls
         self._columns = columns_of(calls)
         self._span = span
@@ -80,8 +79,8 @@ class ModelCall:
         self._cost_limits = cost_limits
         #: Whether requests may be left without an outcome, to run again alone.
         self._may_run_again = task.acks_late and not is_suspect
-        #: The indexes of requests that had expired when the model was called.
-        self.expired: Collection[int] = ()
+        #: The indexes of requests that had expired, or were revoked, when the model was called.
+        self.left_out: Collection[int] = ()
         #: When the model was called, and for which rows.
         self.timings: list[Timing] = []
         #: The model's outputs, or the outcome of all requests.
@@ -164,19 +163,19 @@ class ModelCall:
         if _broken is not None:  # since this batch was prepared
             self.unanswered, self._common_outcome = Unanswered.NOT_STARTED, Outcome(again=True)
             return
-        self.expired = self._expiries.passed()  # while it waited behind another batch
-        if self.expired:
-            self._leave_out_expired()
+        self.left_out = self._find_left_out()  # since it waited behind another batch
+        if self.left_out:
+            self._leave_out()
         if self._calls and self.needs_model:
             self._run(limit)
 
-    def _leave_out_expired(self) -> None:
+    def _leave_out(self) -> None:
         self._collated = None
         calls = self._calls
-        self._calls = [each for n, each in enumerate(calls) if n not in self.expired]
+        self._calls = [each for n, each in enumerate(calls) if n not in self.left_out]
         self._columns = columns_of(self._calls)
         if self._reused is not None:
-            self._reused = self._reused.without(calls, self.expired)
+            self._reused = self._reused.without(calls, self.left_out)
             self._columns = self._reused.columns(self._columns)
 
     def outcomes(self) -> Sequence[Outcome]:
@@ -190,10 +189,10 @@ class ModelCall:
             if self._reused is not None:
                 outputs = self._reused.outputs(outputs)
             found = outcomes_of(self.task, self._calls, outputs)
-        if not self.expired:
+        if not self.left_out:
             return found
-        rest, count = iter(found), len(found) + len(self.expired)
-        return [Outcome(again=True) if n in self.expired else next(rest) for n in range(count)]
+        rest, count = iter(found), len(found) + len(self.left_out)
+        return [Outcome(again=True) if n in self.left_out else next(rest) for n in range(count)]
 
     def facts(self, deliveries: Sequence[Delivery], payload: BatchPayload) -> dict[str, Facts]:
         """
@@ -203,7 +202,7 @@ class ModelCall:
             deliveries: Those of the requests that were to run.
             payload: The whole batch.
         """
-        ran = [each for n, each in enumerate(deliveries) if n not in self.expired]
+        ran = [each for n, each in enumerate(deliveries) if n not in self.left_out]
         about = about_batch(payload.reason, self._padding, payload.plan)
         return facts_of(self.timings, self._calls, ran, self._reused, about)
 

@@ -62,7 +62,7 @@ from celery_batch.worker.executor.executor import run_batch, trace_batch
 from celery_batch.worker.executor.model_call import ModelCall
 from celery_batch.worker.executor.time_limit import SoftLimit
 
-__all__ = ["JobQueue", "JobReader", "start_threads"]
+__all__ = ["SWITCH_INTERVAL", "JobQueue", "JobReader", "OverlappedBatch", "start_threads"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ _STACK = 64 << 20
 
 #: Seconds after which a computing thread yields the interpreter.  With Python's 5 ms a
 #: model would wait for that long whenever it returns to Python.
-_SWITCH_INTERVAL = 0.0001
+SWITCH_INTERVAL = 0.0001
 
 #: Seconds that the tracers of a batch get to finish when its model ends the process; and then
 #: the other batches, if the process is told to terminate.
@@ -289,6 +289,12 @@ class OverlappedBatch:
             raise
         return self
 
+    def cancel(self, error: BaseException) -> None:
+        """End the batch by an error, without a call of its model and without a report."""
+        self.has_raised = True
+        self._accepted.set()
+        self._ends.put(error)
+
     def release(self) -> None:
         """Have the worker thread go on after the model call, if it has not done so."""
         waited, self._unreleased = self._unreleased, None
@@ -392,7 +398,7 @@ class _WorkerThreads:
 
     def start(self) -> None:
         """Start the threads."""
-        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL))
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
         before = threading.stack_size(_STACK)
         try:
             for n in range(1, _THREADS + 1):
