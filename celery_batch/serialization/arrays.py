@@ -30,6 +30,7 @@ __all__ = [
     "NDARRAY",
     "TENSOR",
     "EncodedArray",
+    "array_decoder",
     "array_parts",
     "describe",
     "encoded_array",
@@ -289,6 +290,41 @@ def encoded_array(kind: str, dtype: Any, shape: Any, data: memoryview | str) -> 
     Raises:
         ValueError: They are no such parts, or contradict each other.
     """
+    return EncodedArray(kind, dtype, _checked_shape(kind, dtype, shape), data)
+
+
+def array_decoder(dtype: Any, shape: Any) -> Callable[[bytes], Any]:
+    """
+    Return what makes arrays from base64, all of one type and shape, which are checked once.
+
+    It raises `ValueError` for what is no base64 of such an array.
+
+    Raises:
+        ValueError: There are no such arrays.
+        ImportError: There are none in a process without NumPy.
+    """
+    numpy = import_module("numpy")
+    shape = _checked_shape(NDARRAY, dtype, shape)
+    size = prod(shape) * itemsize_of(NDARRAY, dtype)
+    try:
+        kind = numpy.dtype(dtype)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    ndarray, characters = numpy.ndarray, -(-size // 3) * 4
+
+    def decode(text: bytes) -> Any:
+        data = bytearray(a2b_base64(text)) if len(text) == characters else b""
+        if len(data) != size:
+            raise ValueError(f"an array of {size} bytes has other base64")
+        try:
+            return ndarray(shape, kind, data)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"no array of {shape}: {error}") from None
+
+    return decode
+
+
+def _checked_shape(kind: str, dtype: Any, shape: Any) -> tuple[int, ...]:
     is_shape = (
         isinstance(shape, (list, tuple))
         and len(shape) <= _MOST_DIMENSIONS
@@ -296,7 +332,7 @@ def encoded_array(kind: str, dtype: Any, shape: Any, data: memoryview | str) -> 
     )
     if not (is_shape and type(dtype) is str):
         raise ValueError(f"a {kind} has the name of a dtype, and a shape of integers")
-    return EncodedArray(kind, dtype, tuple(shape), data)
+    return tuple(shape)
 
 
 def encoded_hook(found: dict[str, Any]) -> Any:

@@ -36,7 +36,7 @@ from celery_batch.compat.kombu import decodes_json
 from celery_batch.compat.results import as_stored
 from celery_batch.payloads.results import forget_payload, mentions_payload
 from celery_batch.protocol import BatchInfo
-from celery_batch.serialization.arrays import NDARRAY, encoded_array
+from celery_batch.serialization.arrays import array_decoder
 from celery_batch.serialization.decoding import decode_json
 from celery_batch.serialization.encode_errors import check_output
 
@@ -62,7 +62,7 @@ def decode_meta(backend: Any, value: bytes) -> Any:
     if _is_plain(backend) and value[:1] == b"{":
         try:
             return _with_array(value) or decode_json(value.decode())
-        except (ValueError, RecursionError):
+        except (ImportError, ValueError, RecursionError):
             return backend.decode(value)  # which raises an error of its own
     return backend.decode(value)
 
@@ -73,18 +73,17 @@ def _with_array(value: bytes) -> dict[str, Any] | None:
         return None
     start = value.find(_BASE64, len(_ARRAY), len(_ARRAY) + _LONGEST_TYPE) + len(_BASE64)
     end = value.find(b'"', start)
-    if start < len(_ARRAY) or value[end : end + len(_REST)] != _REST:
+    if start < len(_ARRAY) or not value.startswith(_REST, end):
         return None
-    dtype, shape = _type_of(value[len(_ARRAY) : start])
-    array = encoded_array(NDARRAY, dtype, shape, value[start:end].decode("ascii"))
+    array = _decoder_of(value[len(_ARRAY) : start])(value[start:end])
     meta = decode_json("{" + value[end + len(_REST) - 1 :].decode())
-    return {"status": states.SUCCESS, "result": array.decode(), **meta}
+    return {"status": states.SUCCESS, "result": array, **meta}
 
 
 @lru_cache(maxsize=256)
-def _type_of(beginning: bytes) -> tuple[Any, Any]:
+def _decoder_of(beginning: bytes) -> Callable[[bytes], Any]:
     dtype, shape, _ = decode_json(beginning.decode() + '"]')
-    return dtype, shape
+    return array_decoder(dtype, shape)
 
 
 def _is_plain(backend: Any) -> bool:
