@@ -6,8 +6,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from operator import attrgetter, methodcaller
 from typing import Any
 from weakref import WeakSet, finalize
 
@@ -19,13 +21,19 @@ from celery.result import ResultBase
 from celery.utils.time import timezone
 from kombu.connection import Connection
 from kombu.serialization import registry
-from kombu.transport.virtual import Channel, QoS
+from kombu.transport.virtual import Channel, QoS, Transport
 from kombu.utils import json
 from kombu.utils.objects import cached_property
 
 __all__ = [
+    "BlockingPop",
+    "Unacknowledged",
     "ask_nodes",
+    "complete_for_list",
     "consume_again",
+    "decode_again",
+    "decoded_body",
+    "decoders",
     "decodes_json",
     "encodes_json",
     "library_errors",
@@ -35,18 +43,30 @@ __all__ = [
     "open_channels",
     "queue_expires",
     "queue_size",
+    "raw_message",
     "redis_list",
     "renew_property_locks",
     "returns_here",
-    "send_pending_auth",
+    "set_decoded_body",
     "wake_for_callbacks",
+    "wrap_delivery",
 ]
 
 logger = logging.getLogger(__name__)
 
 #: What kombu's serializers are, those that the application registers among them.
 _encoders: dict[str, Any] = getattr(registry, "_encoders", {})
-_decoders: dict[str, Any] = getattr(registry, "_decoders", {})
+decoders: dict[str, Any] = getattr(registry, "_decoders", {})
+
+#: Returns what a message's body has been decoded to, None until then.  It is no Python function,
+#: whose call would cost more, as each message of a worker uses it; so are the next two.
+decoded_body: Callable[[Any], Any] = attrgetter("_decoded_cache")
+
+#: Returns what a message's body is decoded to, without a look at what it has been decoded to.
+decode_again: Callable[[Any], Any] = methodcaller("_decode")
+
+#: Returns a message in the form in which it came.
+raw_message: Callable[[Any], Any] = attrgetter("_raw")
 
 #: Classes whose cached properties we read, with their subclasses.  Kombu locks such a property
 #: each time it is read, for all objects of the class together; an app's settings are loaded
@@ -89,11 +109,83 @@ def _missing(found: Any, called: str, names: Iterable[str]) -> str:
     return f"kombu's {called} has no {', '.join(missing)}" if missing else ""
 
 
-def send_pending_auth(channel: Any) -> None:
-    """Have a Redis channel log in again if its password has changed; kombu knows that since 5.7."""
-    flush = getattr(channel, "_flush_brpop_reauth", None)
-    if flush is not None:
-        flush()
+class Unacknowledged:
+    """
+    The messages that count against the prefetch of a Redis channel of kombu's.
+
+    Args:
+        qos: The channel's, which lacks nothing for acknowledgements in bulk.
+    """
+
+    def __init__(self, qos: Any) -> None:
+        self._qos = qos
+        #: All by their delivery tags, and the tags of those that kombu has yet to leave out.
+        self.delivered, self.done = qos._delivered, qos._dirty  # noqa: SLF001
+        #: Frees the place of the message with a delivery tag.
+        self.free = qos._quick_ack  # noqa: SLF001
+
+    def tags(self) -> set[str]:
+        """Return the delivery tags of those that are not acknowledged."""
+        return {tag for tag in self.delivered if tag not in self.done}
+
+    def forget(self) -> None:
+        """Have kombu put none back: its last try, at the exit, would keep them alive until then."""
+        self._qos._on_collect.cancel()  # noqa: SLF001
+        self.delivered.clear()
+        self.delivered.restored = True
+
+
+class BlockingPop:
+    """
+    The blocking pop of a Redis channel of kombu's, in whose place another command is sent.
+
+    Args:
+        channel: The channel, which lacks nothing for reading in bulk.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+        #: Gives a message to the consumers of its queue: not the method that may replace this one
+        #: in the transport, which would validate the message again.
+        self.deliver = partial(Transport._deliver, channel.connection)  # noqa: SLF001
+
+    def replace(self, send: Callable[..., None], read: Callable[..., bool]) -> None:
+        """
+        Replace it.
+
+        Args:
+            send: Sends the other command, if the event loop's next pass may read its reply.
+            read: Reads the reply.
+        """
+        channel = self._channel
+        channel._brpop_start = send  # noqa: SLF001
+        channel._brpop_read = channel.handlers["BRPOP"] = read  # noqa: SLF001
+
+    def note_sent(self, at: float) -> None:
+        """Have the event loop wait for the reply to a command that is about to be sent."""
+        self._channel._in_poll = self._channel.client.connection  # noqa: SLF001
+        self._channel._brpop_sent_at = at  # noqa: SLF001
+
+    def note_read(self) -> None:
+        """Have the channel send again, and log in again before if its password has changed."""
+        self._channel._in_poll = None  # noqa: SLF001
+        log_in = getattr(self._channel, "_flush_brpop_reauth", None)  # since kombu 5.7
+        if log_in is not None:
+            log_in()
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the channel is about to be closed."""
+        return bool(self._channel._closing)  # noqa: SLF001
+
+    def queues(self) -> list[str]:
+        """Return the queues in the order in which it is their turn."""
+        channel = self._channel
+        return channel._queue_cycle.consume(len(channel.active_queues))  # type: ignore[no-any-return]  # noqa: SLF001
+
+    def rotate(self, queue: str) -> None:
+        """Make a queue that had its turn the last one."""
+        self._channel._queue_cycle.rotate(queue)  # noqa: SLF001
 
 
 def queue_expires(channel: Any, queue: str) -> bool:
@@ -103,7 +195,7 @@ def queue_expires(channel: Any, queue: str) -> bool:
 
 def decodes_json() -> bool:
     """Return whether messages in JSON are decoded by kombu's own function."""
-    return _decoders.get("application/json") is json.loads
+    return decoders.get("application/json") is json.loads
 
 
 def encodes_json(serializer: str) -> bool:
@@ -120,6 +212,23 @@ def library_errors(connection: Any) -> Any:
 def open_channels(connection: Any) -> Iterable[Any]:
     """Return the Redis channels of a connection whose events a loop reads."""
     return connection.transport.cycle._channels  # type: ignore[no-any-return]  # noqa: SLF001
+
+
+def set_decoded_body(message: Any, decoded: Any) -> None:
+    """Set what a message's body has been decoded to."""
+    message._decoded_cache = decoded  # noqa: SLF001
+
+
+def wrap_delivery(transport: Any, wrap: Callable[[Callable[[Any, str], None]], Any]) -> None:
+    """
+    Replace what gives the messages of a transport to their consumers.
+
+    Args:
+        transport: One of kombu's own, with exchanges in the client.
+        wrap: Given the transport's own function of a message and the name of its queue, returns
+            the other one.
+    """
+    transport._deliver = wrap(type(transport)._deliver.__get__(transport))  # noqa: SLF001
 
 
 def queue_size(channel: Any, queue: str) -> int:
@@ -147,6 +256,21 @@ def lists_of_message(
     priority = channel._get_message_priority(message, reverse=False)  # noqa: SLF001
     for queue in channel._lookup(exchange, routing_key):  # noqa: SLF001
         yield redis_list(channel, queue, priority)
+
+
+def complete_for_list(channel: Any, message: dict[str, Any], exchange: Any, queue: str) -> str:
+    """
+    Complete a message as kombu does before it pushes it to a queue, and return the Redis list.
+
+    Args:
+        channel: Kombu's Redis channel.
+        message: As its `prepare_message` returns it.
+        exchange: The name of its exchange.
+        queue: The name of the queue.
+    """
+    channel._inplace_augment_message(message, exchange, queue)  # noqa: SLF001
+    priority = channel._get_message_priority(message, reverse=False)  # noqa: SLF001
+    return str(channel.global_keyprefix + channel._q_for_pri(queue, priority))  # noqa: SLF001
 
 
 def renew_property_locks() -> None:

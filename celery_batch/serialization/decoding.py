@@ -14,10 +14,10 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from kombu.serialization import registry
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads, object_hook
 
+from celery_batch.compat.kombu import decode_again, decoded_body, decoders, set_decoded_body
 from celery_batch.serialization.arrays import encoded_hook
 from celery_batch.serialization.binary import CONTENT_TYPE, decode_binary
 
@@ -90,11 +90,11 @@ def leave_undecoded(message: Any) -> bool:
         Whether the body is left undecoded; then only its beginning, as a list, is known.
     """
     body = message.body
-    if len(body or b"") <= _LARGE or message._decoded_cache is not None:  # noqa: SLF001 (as below)
+    if len(body or b"") <= _LARGE or decoded_body(message) is not None:
         return False
     if not _is_plain(message) or body[:1] not in (b"[", "["):
         return False
-    message._decoded_cache = Undecoded(([], {}, None))  # noqa: SLF001
+    set_decoded_body(message, Undecoded(([], {}, None)))
     return True
 
 
@@ -149,14 +149,14 @@ def payload_of(message: Any) -> Any:
     Raises:
         Exception: Of kombu, if the body cannot be decoded.
     """
-    if message._decoded_cache is None:  # noqa: SLF001 (kombu's own cache)
+    if decoded_body(message) is None:
         with suppress(ValueError, RecursionError):  # for which kombu raises its own error
             if _is_plain(message):
                 body = message.body
                 text = body.decode() if type(body) is bytes else body
-                message._decoded_cache = decode_json(text, encoded_hook)  # noqa: SLF001
+                set_decoded_body(message, decode_json(text, encoded_hook))
             elif _is_accepted(message, CONTENT_TYPE):
-                message._decoded_cache = decode_binary(message.body, lambda array: array)  # noqa: SLF001
+                set_decoded_body(message, decode_binary(message.body, lambda array: array))
     return message.payload
 
 
@@ -168,7 +168,7 @@ def decode_arguments(message: Any) -> tuple[Any, Any, dict[str, Any]]:
         message: Kombu's; all three are empty if its body cannot be decoded.
     """
     try:
-        args, kwargs, embed = message._decode()  # noqa: SLF001 (which skips the cached payload)
+        args, kwargs, embed = decode_again(message)
     except Exception:  # noqa: BLE001 (a decoder may raise anything)
         return [], {}, {}
     kinds = isinstance(args, list), isinstance(kwargs, dict), isinstance(embed or {}, dict)
@@ -187,5 +187,5 @@ def _is_plain(message: Any) -> bool:
     return (
         _is_accepted(message, _JSON)
         and type(message.body) in (bytes, str)
-        and registry._decoders.get(_JSON) is loads  # noqa: SLF001 (or the user has registered another one)
+        and decoders.get(_JSON) is loads  # or the user has registered another one
     )

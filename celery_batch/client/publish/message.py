@@ -26,7 +26,7 @@ from kombu.utils.json import JSONEncoder, dumps
 
 from celery_batch.client.publish.buffer import PreparedMessage
 from celery_batch.compat.fast_paths import FastPaths
-from celery_batch.compat.kombu import encodes_json, queue_expires, redis_list
+from celery_batch.compat.kombu import complete_for_list, encodes_json, queue_expires
 from celery_batch.compat.older_celery import (
     add_seconds_to_datetime,
     repr_levels,
@@ -352,10 +352,7 @@ class RedisProducer(_SameChannel):
         message = channel.prepare_message(
             body, priority, content_type, encoding, headers, properties
         )
-        channel._inplace_augment_message(message, exchange, queue)  # noqa: SLF001
-        priority = channel._get_message_priority(message, reverse=False)  # noqa: SLF001
-        key = redis_list(channel, queue, priority)
-        self.captured = key, message
+        self.captured = complete_for_list(channel, message, exchange, queue), message
 
 
 class Probe(_SameChannel):

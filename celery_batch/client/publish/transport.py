@@ -19,6 +19,7 @@ from celery_batch.client.publish.amqp_message import AmqpMessage
 from celery_batch.client.publish.buffer import PreparedMessage, last_deadline
 from celery_batch.compat.amqp import expect_method
 from celery_batch.compat.deadline import waiting_until
+from celery_batch.compat.kombu import library_errors
 from celery_batch.compat.redis import get_connection
 
 __all__ = ["Transport"]
@@ -114,7 +115,7 @@ class Transport:
                 policy = dict(conf.task_publish_retry_policy)
                 connection.transport_options.update(policy)
                 push = connection.ensure(own, push, on_error, **policy)
-            with connection._reraise_as_library_errors():  # noqa: SLF001
+            with library_errors(connection):
                 push(own, messages)
                 return own.channel
 

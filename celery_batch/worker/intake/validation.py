@@ -34,6 +34,7 @@ from kombu.exceptions import DecodeError
 from kombu.transport import virtual
 from kombu.utils.json import dumps
 
+from celery_batch.compat.kombu import wrap_delivery
 from celery_batch.config import Settings
 from celery_batch.serialization.decoding import (
     OnceDecoded,
@@ -86,18 +87,20 @@ def check_deliveries(channel: Any, refuse: Callable[[bytes, str], None]) -> None
         channel: Of the transport.
         refuse: Called with a malformed message and what is wrong with it.
     """
-    codecs, transport = channel.codecs, channel.connection
-    deliver = type(transport)._deliver.__get__(transport)  # noqa: SLF001
+    codecs = channel.codecs
 
-    def check_and_deliver(envelope: Any, queue: str) -> None:
-        try:
-            check_envelope(envelope, codecs)
-        except Malformed as error:
-            refuse(_encode(envelope), str(error))
-            return
-        deliver(envelope, queue)
+    def checked(deliver: Callable[[Any, str], None]) -> Callable[[Any, str], None]:
+        def check_and_deliver(envelope: Any, queue: str) -> None:
+            try:
+                check_envelope(envelope, codecs)
+            except Malformed as error:
+                refuse(_encode(envelope), str(error))
+                return
+            deliver(envelope, queue)
 
-    transport._deliver = check_and_deliver  # noqa: SLF001
+        return check_and_deliver
+
+    wrap_delivery(channel.connection, checked)
 
 
 def check_blocking_pops(client: Any, read: Callable[[bytes], Any]) -> None:

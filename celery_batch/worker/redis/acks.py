@@ -10,6 +10,7 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
+from celery_batch.compat.kombu import Unacknowledged
 from celery_batch.worker.dispatch.running_messages import CollectedAcks
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.redis.scripts import script
@@ -47,6 +48,7 @@ class RedisAcks(CollectedAcks):
     ) -> None:
         super().__init__(consumer, scheduler)
         self._qos = qos = channel.qos
+        self._unacknowledged = Unacknowledged(qos)
         self._lease = lease
         # Not kombu's own client, which puts the key prefix before some keys only.
         client = Redis(connection_pool=channel.pool)
@@ -62,7 +64,7 @@ class RedisAcks(CollectedAcks):
 
     def ack(self, tag: str) -> None:
         """Acknowledge one message, soon."""
-        self._qos._quick_ack(tag)  # noqa: SLF001 (frees its place in the prefetch window)
+        self._unacknowledged.free(tag)
         self._tags.append(tag)
         if not self._has_ended:
             self._flush_soon()
@@ -70,7 +72,7 @@ class RedisAcks(CollectedAcks):
     def started(self, task_requests: Sequence[Any]) -> None:
         """Record that a batch runs: if this worker dies, each message has been lost once."""
         if not self._has_ended:
-            delivered, done = self._qos._delivered, self._qos._dirty  # noqa: SLF001
+            delivered, done = self._unacknowledged.delivered, self._unacknowledged.done
             tags = (request.message.delivery_tag for request in task_requests)
             self._running += [tag for tag in tags if tag in delivered and tag not in done]
             if self._running:
@@ -105,22 +107,17 @@ class RedisAcks(CollectedAcks):
         if not (self._lease.in_doubt or self._lease.is_late):
             return
         try:
-            lost = self._held() - self._lease.renew()
+            lost = self._unacknowledged.tags() - self._lease.renew()
         except (RedisError, OSError):
             return  # the connection is lost, and all requests will be dropped for that
         if lost:
             self._release(lost)
             self._scheduler.drop(lost)
 
-    def _held(self) -> set[str]:
-        """Return the delivery tags of messages that are delivered and not acknowledged."""
-        delivered, done = self._qos._delivered, self._qos._dirty  # noqa: SLF001
-        return {tag for tag in delivered if tag not in done}
-
     def _release(self, tags: Iterable[str]) -> None:
         """Free the messages' places in the prefetch window."""
         for tag in tags:
-            self._qos._quick_ack(tag)  # noqa: SLF001
+            self._unacknowledged.free(tag)
 
     def _send_collected(self) -> None:
         while not self._has_ended and (self._tags or self._running) and self._send():
@@ -151,10 +148,7 @@ class RedisAcks(CollectedAcks):
     def end(self) -> None:
         """Send nothing more on this connection; the next one sends what is left."""
         self._has_ended = True
-        qos = self._qos
-        qos._on_collect.cancel()  # noqa: SLF001 (kombu's own last try, at the exit, keeps it alive)
-        qos._delivered.clear()  # noqa: SLF001
-        qos._delivered.restored = True  # noqa: SLF001
+        self._unacknowledged.forget()
 
     def _reject(self, tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 (kombu's signature)
         if not requeue:

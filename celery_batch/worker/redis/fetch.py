@@ -31,7 +31,7 @@ from kombu.utils.json import dumps
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
-from celery_batch.compat.kombu import redis_list, send_pending_auth
+from celery_batch.compat.kombu import BlockingPop, raw_message, redis_list
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.redis.scripts import script
 from celery_batch.worker.redis.wakeup import QueueWakeup
@@ -56,11 +56,13 @@ class QueueLists:
 
     Args:
         channel: Kombu's Redis channel.
+        pop: Of the channel.
         scheduler: Where messages go; it knows how many more can be used.
     """
 
-    def __init__(self, channel: Any, scheduler: Scheduler) -> None:
+    def __init__(self, channel: Any, pop: BlockingPop, scheduler: Scheduler) -> None:
         self._channel = channel
+        self._pop = pop
         self._limits = scheduler.fetch_limits
         #: Returns the list of a queue's messages of one priority step, key prefix included.
         self._name = cache(partial(redis_list, channel))
@@ -88,9 +90,7 @@ class QueueLists:
             The lists in order, the queue of each, how many messages can be used, and how many
             at most from each of the first lists, separated by spaces.
         """
-        channel = self._channel
-        steps = channel.priority_steps
-        queues = channel._queue_cycle.consume(len(channel.active_queues))  # noqa: SLF001
+        steps, queues = self._channel.priority_steps, self._pop.queues()
         usable = {queue: self._usable(queue, steps, credit) for queue in queues}
         if not any(map(any, usable.values())):
             return [], [], most, ""
@@ -156,7 +156,8 @@ class BulkFetch:
         self._lease = lease
         self._scheduler = scheduler
         self._decode = decode
-        self._lists = QueueLists(channel, scheduler)
+        self._pop = BlockingPop(channel)
+        self._lists = QueueLists(channel, self._pop, scheduler)
         #: The lists of the last fetch, and their queues.
         self._fetched: list[str] = []
         self._queues: list[str] = []
@@ -176,8 +177,7 @@ class BulkFetch:
         self._timer = hub.call_repeatedly(_FETCH_EVERY, noop)
         self._record = _recorder(lease)
         self._sha = lease.client.script_load(script("fetch"))
-        channel._brpop_start = self._fetch  # noqa: SLF001
-        channel._brpop_read = channel.handlers["BRPOP"] = self._read_reply  # noqa: SLF001
+        self._pop.replace(self._fetch, self._read_reply)
         channel.qos.append = self._append
         self._is_within_prefetch = channel.qos.can_consume
         channel.qos.can_consume = lambda: True  # in bulk it is asked for each list
@@ -215,15 +215,13 @@ class BulkFetch:
         lists, queues, most, reserved = self._lists.wanted(self._credit(), _AT_ONCE)
         if not lists or (is_soon and self._empty.issuperset(lists)):
             return
-        channel, keys, lease = self._channel, self._lease.keys, self._lease
+        keys, lease = self._lease.keys, self._lease
         self._empty, self._fetched, self._queues = frozenset(), lists, queues
         self._fetched_at = now
-        connection = channel.client.connection
-        channel._in_poll = connection  # noqa: SLF001
-        channel._brpop_sent_at = now  # noqa: SLF001
+        self._pop.note_sent(now)
         names = [keys.index, keys.unacked, keys.owner_of, keys.held, keys.due, keys.alive]
         self._awaits_reply = True
-        connection.send_command(
+        self._channel.client.connection.send_command(
             *("EVALSHA", self._sha, len(names) + len(lists), *names, *lists),
             *(most, keys.owner, lease.description, lease.milliseconds, reserved),
         )
@@ -245,10 +243,10 @@ class BulkFetch:
         found = self._messages()
         if not found:
             self._empty = frozenset(self._fetched)
-            if not self._channel._closing:  # noqa: SLF001
+            if not self._pop.is_closing:
                 self._wakeup.wait(self._fetched)
             raise Empty
-        self._channel._queue_cycle.rotate(found[0][0])  # noqa: SLF001
+        self._pop.rotate(found[0][0])
         with self._scheduler.adding_many():
             self._deliver(found)
         return True
@@ -267,8 +265,7 @@ class BulkFetch:
             raise Empty from error
         finally:
             self._awaits_reply = False
-            channel._in_poll = None  # noqa: SLF001
-            send_pending_auth(channel)
+            self._pop.note_read()
         self._is_refused = False
         if not found:
             self._lists.ahead.update(dict.fromkeys(self._queues, 0))
@@ -309,8 +306,7 @@ class BulkFetch:
                 envelope = self._decode(message, partial(self._remove, tag) if tag else noop)
                 if envelope is not None:
                     self._note_task(queue, envelope.get("headers"))
-                    # Not the channel's own `_deliver`, which would validate the message again.
-                    virtual.Transport._deliver(self._channel.connection, envelope, queue)  # noqa: SLF001
+                    self._pop.deliver(envelope, queue)
                 elif tag:
                     self._recorded.discard(tag)
             except Exception:
@@ -360,7 +356,7 @@ def _recorder(lease: Lease) -> Callable[[Any, str], None]:
 
     def record(message: Any, tag: str) -> None:
         info = message.delivery_info
-        entry = dumps([message._raw, info["exchange"], info["routing_key"]])  # noqa: SLF001
+        entry = dumps([raw_message(message), info["exchange"], info["routing_key"]])
         run(
             keys=[keys.index, keys.unacked, keys.owner_of, keys.held, keys.due],
             args=[keys.owner, tag, entry],
