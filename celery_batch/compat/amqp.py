@@ -1,12 +1,92 @@
-"""Uses of py-amqp's private parts; reading frames has a module of its own."""
+"""Uses of py-amqp's private parts."""
 
 from __future__ import annotations
 
+from struct import unpack_from
 from typing import Any
 
+from amqp.transport import TCPTransport
 from vine import promise
 
-__all__ = ["expect_method", "publish_without_confirms", "serialized_properties"]
+__all__ = [
+    "FrameBuffer",
+    "expect_method",
+    "missing_for_frames",
+    "publish_without_confirms",
+    "serialized_properties",
+]
+
+#: Bytes that are read at once; what is left of them is copied for each frame.
+_READ = 1 << 14
+
+#: Bytes before and after the payload of a frame, and the last byte.
+_BEFORE, _AFTER, _END = 7, 1, 0xCE
+
+#: What reading frames needs of py-amqp's connection and of its transport.
+_CONNECTION, _TRANSPORT = ("drain_events", "on_inbound_frame"), ("_read_buffer", "_quick_recv")
+
+
+def missing_for_frames(connection: Any) -> str:
+    """Return why a `FrameBuffer` cannot read from a connection of py-amqp's, as words."""
+    missing = [name for name in _CONNECTION if not hasattr(connection, name)]
+    transport = getattr(connection, "transport", None)
+    if type(transport) is not TCPTransport:
+        return "the connection uses TLS"  # which has its own buffers
+    missing += [name for name in _TRANSPORT if not hasattr(transport, name)]
+    return f"py-amqp's connection has no {', '.join(missing)}" if missing else ""
+
+
+class FrameBuffer:
+    """
+    What has arrived on a connection of py-amqp's, in the buffer from which that itself goes on.
+
+    Args:
+        transport: The connection's.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+
+    def next_frame(self) -> tuple[int, int, bytes] | None:
+        """
+        Take a frame from the buffer; None if there is no complete one.
+
+        Raises:
+            UnexpectedFrame: Py-amqp's; these bytes are none.
+        """
+        buffer = self._transport._read_buffer  # noqa: SLF001
+        if len(buffer) < _BEFORE + _AFTER:
+            return None
+        kind, channel, size = unpack_from(">BHI", buffer)
+        end = _BEFORE + size + _AFTER
+        if len(buffer) < end:
+            return None
+        if buffer[end - 1] != _END:
+            return self._transport.read_frame()  # type: ignore[no-any-return] # raises an error
+        self._transport._read_buffer = buffer[end:]  # noqa: SLF001
+        return kind, channel, buffer[_BEFORE : end - _AFTER]
+
+    def receive(self) -> bool:
+        """
+        Receive more, if more has arrived.
+
+        Raises:
+            OSError: The connection is lost.
+        """
+        transport = self._transport
+        try:
+            with transport.having_timeout(0):
+                data = transport._quick_recv(_READ)  # noqa: SLF001
+        except (TimeoutError, BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            transport.connected = False
+            raise
+        if not data:
+            transport.connected = False
+            raise OSError("Server unexpectedly closed connection")
+        transport._read_buffer += data  # noqa: SLF001
+        return True
 
 
 def serialized_properties(message: Any) -> bytes:

@@ -13,7 +13,8 @@ import pytest
 from celery.result import ResultSet
 from vine import barrier
 
-from celery_batch.client.results.pending import BarrierCounter
+from celery_batch.client.results.pending import _call_each
+from celery_batch.compat.vine import BarrierCounter
 from tests.services.fake_worker import FakeWorker
 
 
@@ -46,7 +47,7 @@ class SlowGroup(Group):
 
 def test_two_threads_lose_no_member():
     """Members that are heard of and found at the same moment are both counted."""
-    counter = BarrierCounter()
+    counter = BarrierCounter(_call_each)
     group = SlowGroup(2)
     group.finalize()
     done: list[int] = []
@@ -61,7 +62,7 @@ def test_two_threads_lose_no_member():
 
 def test_group_that_is_never_finished_leaves_nothing_behind():
     """One that its maker drops is gone."""
-    counter = BarrierCounter()
+    counter = BarrierCounter(_call_each)
     group = Group(2)
     counter.count(group)
     counter.complete()
@@ -76,7 +77,7 @@ def test_group_that_is_never_finished_leaves_nothing_behind():
 
 def test_group_that_is_built_slowly_is_told():
     """A group that takes long to build is told all the same, however its members came."""
-    counter = BarrierCounter()
+    counter = BarrierCounter(_call_each)
     group = Group(2)
     done: list[int] = []
     group.then(lambda: done.append(1))
@@ -93,7 +94,7 @@ def test_group_that_is_built_slowly_is_told():
 
 def test_group_that_was_told_already_is_not_told_again():
     """Where Celery itself has found a group whole, its callback is called once."""
-    counter = BarrierCounter()
+    counter = BarrierCounter(_call_each)
     group = Group(1)
     done: list[int] = []
     counter.count(group)
@@ -106,7 +107,7 @@ def test_group_that_was_told_already_is_not_told_again():
 
 def test_failing_callback_of_a_group_is_logged(caplog: pytest.LogCaptureFixture):
     """What one group's callback raises keeps no other from being told."""
-    counter = BarrierCounter()
+    counter = BarrierCounter(_call_each)
     groups = [Group(1), Group(1)]
     done: list[int] = []
     groups[0].then(lambda: 1 / 0)

@@ -15,22 +15,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
 from itertools import islice, takewhile
 from typing import Any
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from celery.utils.functional import noop
 
 from celery_batch.client.background import PerProcess
 from celery_batch.compat.kombu import renew_property_locks
+from celery_batch.compat.vine import BarrierCounter
 from celery_batch.protocol import STARTED_ID, BatchInfo, read_facts
 
 __all__ = [
     "POLL_FOLLOWED",
     "POLL_NOTIFIED",
     "POLL_UNNOTIFIED",
-    "BarrierCounter",
     "Callback",
     "PendingResult",
     "PendingResults",
@@ -70,41 +69,6 @@ def _call_each(callbacks: Iterable[Callback]) -> None:
 def is_in_callback() -> bool:
     """Return whether this thread runs callbacks of results, so that others wait for it."""
     return getattr(_local, "is_in_callback", False)
-
-
-class BarrierCounter:
-    """Counts the ended members of barriers for several threads; vine's own count takes no lock."""
-
-    def __init__(self) -> None:
-        #: Reentrant, since a signal handler may count while its own thread does.
-        self._lock = threading.RLock()
-        #: Those that were still being built when a member was counted.
-        self._unfinished: WeakSet[Any] = WeakSet()
-
-    def count(self, barrier: Any) -> None:
-        """Count one member that has ended."""
-        with self._lock:
-            if barrier.ready or barrier.cancelled:
-                return
-            barrier._value += 1  # noqa: SLF001
-            if not barrier.finalized:
-                self._unfinished.add(barrier)
-                return
-        self._fire_if_complete(barrier)
-
-    def complete(self) -> None:
-        """Fire the barriers whose members had all ended before the barrier was finalized."""
-        with self._lock:
-            finalized = [barrier for barrier in self._unfinished if barrier.finalized]
-            self._unfinished.difference_update(finalized)
-        _call_each(partial(self._fire_if_complete, barrier) for barrier in finalized)
-
-    def _fire_if_complete(self, barrier: Any) -> None:
-        with self._lock:
-            if barrier.ready or barrier.p.ready or barrier._value < barrier.size:  # noqa: SLF001
-                return
-            barrier.ready = True
-        barrier.p(*barrier.args, **barrier.kwargs)  # outside the lock: it may wait for a thread
 
 
 class PendingResult:
@@ -209,7 +173,7 @@ class PendingResults(PerProcess):
         #: When notifications may last have been missed.
         self._interrupted_at = 0.0
         #: Celery's barriers, whose members are some of these results.
-        self.barriers = BarrierCounter()
+        self.barriers = BarrierCounter(_call_each)
         #: Called when something is awaited, with whether to poll at once.  It is the listener's;
         #: where the last one was closed, it starts another.
         self.on_awaited: Callable[[bool], object] = noop
