@@ -8,22 +8,19 @@ from __future__ import annotations
 
 # redis imports this with its first call, which may be too late while the interpreter ends.
 import concurrent.futures.thread  # noqa: F401
-import inspect
-from collections.abc import Iterable, Iterator
-from functools import cache, wraps
+from collections.abc import Iterable
+from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar
 
-from celery import Task, group
+from celery import Task
 from kombu.exceptions import OperationalError
 
 from celery_batch.compat.older_celery import is_lost_backend
+from celery_batch.compat.tasks import send_groups_with
 from celery_batch.defaults import Items, Seconds
 
 __all__ = ["ClientMethods"]
-
-#: The first parameters of Celery's method that sends a group, which are all that we rely on.
-_KNOWN = ["self", "tasks", "producer", "app"]
 
 #: What Celery's `apply_async` takes by position after the call's arguments.
 _POSITIONAL = ("task_id", "producer", "link", "link_error", "shadow")
@@ -49,7 +46,7 @@ class ClientMethods(Task):  # type: ignore[misc]
     def on_bound(cls, app: Any) -> None:
         """Make groups send their batch tasks in one write."""
         super().on_bound(app)
-        _send_groups_in_bulk()
+        send_groups_with(_send_group)
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """
@@ -294,31 +291,9 @@ class ClientMethods(Task):  # type: ignore[misc]
         return in_python.answers(self, items, options, window=window, in_order=in_order)
 
 
-def _send_groups_in_bulk() -> None:
-    """
-    Have every group of this process write its batch tasks together.
-
-    Its other tasks are sent as in Celery, and so are all where Celery's method is not the one
-    that we know.
-    """
-    own = group._apply_tasks  # noqa: SLF001
-    if getattr(own, "is_ours", False) or list(inspect.signature(own).parameters)[:4] != _KNOWN:
-        return
-
-    @wraps(own)
-    def _apply_tasks(
-        self: Any, tasks: Any, producer: Any = None, app: Any = None, *more: Any, **options: Any
-    ) -> Iterator[Any]:
-        app = app or self.app
-
-        def apply(tasks: Any, producer: Any) -> Iterator[Any]:
-            return own(self, tasks, producer, app, *more, **options)  # type: ignore[no-any-return]
-
-        send_many = _client("publish.send_many")
-        return send_many.send_group(app, tasks, producer, apply)  # type: ignore[no-any-return]
-
-    _apply_tasks.is_ours = True  # type: ignore[attr-defined]
-    group._apply_tasks = _apply_tasks  # noqa: SLF001
+def _send_group(app: Any, tasks: Any, producer: Any, apply: Any) -> Any:
+    """Write the batch tasks of a group together, and send its others as in Celery."""
+    return _client("publish.send_many").send_group(app, tasks, producer, apply)
 
 
 @cache

@@ -15,6 +15,7 @@ from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch.backfill.window import Answer, Chunk
 from celery_batch.cluster.control_client import ControlClient, impatient_connection
+from celery_batch.compat.tasks import call_options
 from celery_batch.config import max_queue_of
 from celery_batch.errors import BackfillError, BatchError, ChunkFailed, QueueFull
 from celery_batch.protocol import QUIETLY, SENT
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 def queue_of(task: Any, options: dict[str, Any]) -> str:
     """Return the name of the queue that calls of a task with these options go to."""
-    options = {**task._get_exec_options(), **options}  # noqa: SLF001
+    options = {**call_options(task), **options}
     return str(task.app.amqp.router.route(options, task.name)["queue"].name)
 
 
@@ -204,7 +205,7 @@ class Sender:
         columns = [self._task._as_called(chunk.columns) for chunk in chunks]
         if len(columns) == 1:
             return [self._task.apply_rows(*columns[0], **self._options)]
-        return list(self._task._apply_chunks(columns, self._options))  # noqa: SLF001 (our own)
+        return list(self._task._apply_chunks(columns, self._options))
 
     def completed(
         self, timeout: float, may_wait: Callable[[], bool] = lambda: False
@@ -239,7 +240,7 @@ class Sender:
 
     def _forget(self, results: list[Any]) -> None:
         try:
-            self._task._forget_many(results)  # noqa: SLF001 (our own)
+            self._task._forget_many(results)
         except Exception as error:  # noqa: BLE001 (they expire in the end)
             log.debug("Could not delete the results of %d messages: %s", len(results), error)
         results.clear()

@@ -288,7 +288,7 @@ class LoadGenerator:
         ended, self._ended = self._ended, []
         try:
             for start in range(0, len(ended), _FORGOTTEN_AT_ONCE):
-                self._task._forget_many(ended[start : start + _FORGOTTEN_AT_ONCE])  # noqa: SLF001
+                self._task._forget_many(ended[start : start + _FORGOTTEN_AT_ONCE])
         except Exception as error:  # noqa: BLE001 (whatever the backend raises)
             logger.warning("Could not delete the stored results of the requests: %r", error)
 

@@ -17,6 +17,7 @@ from kombu.exceptions import OperationalError
 
 from celery_batch.client.publish.message import PublishSettings
 from celery_batch.client.queue_depth import Depth, DepthPoller
+from celery_batch.compat.tasks import call_options
 from celery_batch.errors import BatchError, QueueFull
 from celery_batch.payloads.store import StoreError
 from celery_batch.protocol import ROWS
@@ -138,7 +139,7 @@ class QueueLimiter:
             kwargs: Keyword arguments, or None.
             rows: How many rows it has.
         """
-        item_cost, args, kwargs = task._item_cost, args or (), kwargs or {}  # noqa: SLF001
+        item_cost, args, kwargs = task._item_cost, args or (), kwargs or {}
         with suppress(BatchError, TypeError, ValueError):  # it fails by itself
             if rows == 1:
                 costs = [item_cost.of_call(args, kwargs)]
@@ -305,7 +306,7 @@ class QueueLimiter:
 def _routed(app: Any, task: Any, options: Mapping[str, Any]) -> str | None:
     given = {name: options[name] for name in _DESTINATION if options.get(name) is not None}
     try:
-        routed = app.amqp.router.route({**task._get_exec_options(), **given}, task.name)  # noqa: SLF001
+        routed = app.amqp.router.route({**call_options(task), **given}, task.name)
     except QueueNotFound:
         return None  # sending raises it, too
     queue = routed.get("queue")

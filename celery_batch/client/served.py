@@ -15,6 +15,7 @@ from typing import Any
 from kombu.exceptions import OperationalError
 
 from celery_batch.client.background import BrokerPoller
+from celery_batch.compat.tasks import call_options
 
 __all__ = ["ServedPoller", "ais_served", "is_served"]
 
@@ -147,6 +148,6 @@ def _checked(task: Any, found: Answer) -> bool:
 
 def _queue_name(task: Any, queue: Any) -> str:
     if queue is None:
-        options = task._get_exec_options()  # noqa: SLF001 (as Celery's own calls do)
+        options = call_options(task)
         queue = task.app.amqp.router.route(options, task.name)["queue"]
     return str(getattr(queue, "name", queue))

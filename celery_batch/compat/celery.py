@@ -16,13 +16,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any
+from weakref import ref
 
 from celery._state import pop_current_task, push_current_task
 from celery.app import autoretry, trace
@@ -41,14 +42,17 @@ __all__ = [
     "RateLimits",
     "allow_delayed_replies",
     "close_django_connections",
+    "context_of",
     "current_task",
     "defer_signals",
     "does_debug",
     "encode_results_with",
     "fire_on_time",
+    "has_full_prefetch",
     "has_global_qos",
     "is_contested",
     "is_waiting",
+    "note_pool_result",
     "original_run",
     "reconnect_soon",
     "release_starter",
@@ -85,6 +89,23 @@ def does_debug() -> bool:
 def is_contested(controller: Any) -> bool:
     """Return whether a task of a worker waits for a free pool process."""
     return bool(controller.semaphore._waiting)  # noqa: SLF001
+
+
+def context_of(request: Any) -> Any:
+    """Return a worker's request as a task sees it, and as result backends take it."""
+    return request._context  # noqa: SLF001
+
+
+def note_pool_result(requests: Iterable[Any], result: Any) -> None:
+    """Have a pool's result be what the `cancel` of some requests looks at to stop them."""
+    found = ref(result)
+    for request in requests:
+        request._apply_result = found  # noqa: SLF001
+
+
+def has_full_prefetch(consumer: Any) -> bool:
+    """Return whether acknowledgements no longer widen the prefetch, as after a lost connection."""
+    return bool(getattr(consumer, "_maximum_prefetch_restored", False))
 
 
 def original_run(task: Any) -> Any:

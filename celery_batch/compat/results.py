@@ -17,8 +17,13 @@ __all__ = [
     "client_of",
     "forget_with",
     "key_prefix",
+    "largest_value",
     "notify_of_ends",
+    "on_new_backend",
+    "own_store",
     "read_meta_with",
+    "result_meta",
+    "store_with",
 ]
 
 
@@ -65,6 +70,46 @@ def client_of(backend: Any, params: dict[str, Any]) -> Any:
     other = type(backend)(app=backend.app, url=backend.url)
     other.connparams = params
     return other.client
+
+
+def own_store(backend: Any) -> Callable[..., Any]:
+    """Return the method with which a Redis backend's class stores a result."""
+    return type(backend)._store_result.__get__(backend)  # type: ignore[no-any-return]  # noqa: SLF001
+
+
+def store_with(backend: Any, store: Callable[..., Any]) -> None:
+    """Have a Redis backend store all results with another function in place of `own_store`."""
+    backend._store_result = store  # noqa: SLF001
+
+
+def result_meta(backend: Any) -> Callable[..., dict[str, Any]]:
+    """Return what makes the meta data of a result, ``task_id`` apart, for a Redis backend."""
+    return backend._get_result_meta  # type: ignore[no-any-return]  # noqa: SLF001
+
+
+def largest_value(backend: Any) -> int:
+    """Return how many bytes a value has at most that a Redis backend stores."""
+    return int(backend._MAX_STR_VALUE_SIZE)  # noqa: SLF001
+
+
+def on_new_backend(app: Any, callback: Callable[[Any], object]) -> None:
+    """
+    Call a function with each result backend that an app makes from now on: one for each thread.
+
+    Args:
+        app: The Celery app, for which only the first function is called.
+        callback: Given the backend, before anything is done with it.
+    """
+    if "_get_backend" in vars(app):
+        return
+    make = app._get_backend  # noqa: SLF001
+
+    def make_and_call() -> Any:
+        backend = make()
+        callback(backend)
+        return backend
+
+    app._get_backend = make_and_call  # noqa: SLF001
 
 
 def read_meta_with(field: str, restore: Callable[[Any, Any], Any]) -> None:

@@ -67,11 +67,12 @@ class AppPayloads:
     def of(cls, app: Any) -> Self:
         """Return the app's: a fork, and other settings, have one of their own."""
         known: Self | None = app.__dict__.get("batch_payloads")
-        if known is None or not known._is_current():  # noqa: SLF001 (our own)
+        if known is None or not known.is_current():
             known = app.__dict__["batch_payloads"] = cls(app)
         return known
 
-    def _is_current(self) -> bool:
+    def is_current(self) -> bool:
+        """Return whether it is of this process, and no setting has changed since."""
         return self._pid == os.getpid() and self._snapshot.is_current(self._app.conf)
 
     @property

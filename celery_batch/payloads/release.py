@@ -58,9 +58,14 @@ class PayloadRelease:
     def of(cls, app: Any) -> Self:
         """Return the app's in this process."""
         known: Self | None = app.__dict__.get("batch_payload_release")
-        if known is None or known._pid != os.getpid():  # noqa: SLF001 (our own)
+        if known is None or known.is_of_parent:
             known = app.__dict__["batch_payload_release"] = cls(app)
         return known
+
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether this process is a fork of the one that made it."""
+        return self._pid != os.getpid()
 
     @property
     def _interval(self) -> float:
@@ -92,9 +97,10 @@ class PayloadRelease:
         """Delete what was released: the worker of an app shuts down, which another may follow."""
         known: Self | None = app.__dict__.pop("batch_payload_release", None)
         if known is not None:
-            known._close()  # noqa: SLF001 (our own)
+            known.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Delete what was released, and end the thread."""
         thread = self._thread
         if thread is not None:
             self._closing.set()

@@ -188,8 +188,8 @@ def start(
     with answer_lock.lock:
         for request in requests:
             answer = request.item
-            if answer._state == _PENDING:  # noqa: SLF001 (as a future's executor does)
-                answer._state = _RUNNING  # noqa: SLF001
+            if answer._state == _PENDING:  # noqa: SLF001 (our own, as a future's executor does)
+                answer._state = _RUNNING  # noqa: SLF001 (our own)
             else:  # given up, or running again
                 is_wanted = False
     return requests if is_wanted else wanted(requests, answer_lock)
@@ -198,10 +198,10 @@ def start(
 def wanted(requests: Sequence[Request[Answer]], answer_lock: AnswerLock) -> list[Request[Answer]]:
     """Return the requests that are not cancelled, and forget the others."""
     with answer_lock.lock:
-        left = [request for request in requests if request.item._state not in _DONE]  # noqa: SLF001
+        left = [request for request in requests if request.item._state not in _DONE]  # noqa: SLF001 (our own)
         if len(left) == len(requests):
             return left
-        given_up = [each.item for each in requests if each.item._state == _CANCELLED]  # noqa: SLF001
+        given_up = [each.item for each in requests if each.item._state == _CANCELLED]  # noqa: SLF001 (our own)
         answer_lock.given_up -= len(given_up)
     for answer in given_up:
         answer.set_running_or_notify_cancel()
@@ -230,19 +230,19 @@ def settle(
             failure = _failure(part) if may_fail else None
             if "_condition" in answer.__dict__:
                 awaited.append((answer, part, failure))
-            elif answer._state not in _DONE:  # noqa: SLF001
+            elif answer._state not in _DONE:  # noqa: SLF001 (our own)
                 if failure is None:
-                    answer._result = part  # noqa: SLF001
+                    answer._result = part  # noqa: SLF001 (our own)
                 else:
-                    answer._exception, answer._origin = failure.error, failure.origin  # noqa: SLF001
+                    answer._exception, answer._origin = failure.error, failure.origin  # noqa: SLF001 (our own)
                 answer.items = _NOTHING
-                answer._state = _FINISHED  # noqa: SLF001
+                answer._state = _FINISHED  # noqa: SLF001 (our own)
     for answer, part, failure in awaited:
         try:
             if failure is None:
                 answer.set_result(part)
             else:
-                answer._origin = failure.origin  # noqa: SLF001
+                answer._origin = failure.origin  # noqa: SLF001 (our own)
                 answer.set_exception(failure.error)
         except InvalidStateError:
             _notify_cancelled(answer, answer_lock)
@@ -264,9 +264,9 @@ def _failure(part: list[Any]) -> Outcome | None:
 
 def _notify_cancelled(answer: Answer, answer_lock: AnswerLock) -> None:
     """Wake the threads that wait for an answer that was cancelled in the queue."""
-    with answer._condition:  # noqa: SLF001
+    with answer._condition:  # noqa: SLF001 (our own)
         with answer_lock.lock:
-            if answer._state != _CANCELLED:  # noqa: SLF001
+            if answer._state != _CANCELLED:  # noqa: SLF001 (our own)
                 return
             answer_lock.given_up -= 1
         answer.set_running_or_notify_cancel()
@@ -295,7 +295,7 @@ class CombinedAnswer(Answer):
     def begin_anew(self) -> None:
         """In a forked copy of the process: replace its conditions, and those of its parts."""
         for each in (self, *self._parts):
-            each._condition = threading.Condition()  # noqa: SLF001 (our parts)
+            each._condition = threading.Condition()  # noqa: SLF001 (our own)
 
     def cancel(self) -> bool:
         """

@@ -109,7 +109,7 @@ class Streamer(BaseStreamer):
         self._given = _sendable(model, predict_function_or_model, mp_start_method)
         if worker_main.is_arriving():
             # A worker process imports the module that made the streamer, and does not use it.
-            if sys._getframe(1).f_globals.get("__name__") == "__mp_main__":  # noqa: SLF001
+            if sys._getframe(1).f_globals.get("__name__") == "__mp_main__":  # noqa: SLF001 (Python's)
                 os._exit(worker_main.UNGUARDED)
             return
         self._begin()

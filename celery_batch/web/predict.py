@@ -515,7 +515,7 @@ def _error_of(value: Any, state: str) -> BaseException:
 
 def _has_ended(result: Any) -> bool:
     """Return whether an end is known, without asking the backend."""
-    return bool(result.pending_result.value or result._meta)  # noqa: SLF001 (of our own results)
+    return bool(result.pending_result.value or result._meta)  # noqa: SLF001 (our own results)
 
 
 def _abandon(result: Any) -> None:

@@ -41,6 +41,7 @@ from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.compat.kombu import library_errors
 from celery_batch.compat.older_celery import is_pydantic
+from celery_batch.compat.tasks import call_options
 from celery_batch.protocol import SENT
 
 __all__ = [
@@ -383,7 +384,7 @@ class MessageTemplates:
 
     def _probe(self, kind: Any, task: Any, given: dict[str, Any], producer: Any) -> None:
         app, form = self._app, kind[2]
-        options = {"ignore_result": task.ignore_result, **task._get_exec_options(), **given}  # noqa: SLF001
+        options = {"ignore_result": task.ignore_result, **call_options(task), **given}
         driver = driver_of(app) if producer is None else producer.connection.transport.driver_type
         probe_class = _PROBES.get(driver)
         if driver == "amqp" and not FastPaths.of(app).is_on("amqp_frames"):

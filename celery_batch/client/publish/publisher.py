@@ -48,6 +48,7 @@ from celery_batch.client.results.group import adopt_groups
 from celery_batch.client.results.listener import listener_for, why_not_notified
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.fast_paths import PathState, states_in_words
+from celery_batch.compat.tasks import call_options
 from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.payloads.arguments import may_be_large, with_stored_values
 from celery_batch.protocol import READS_PAYLOADS, REPLY_HEADER, SENT
@@ -153,7 +154,7 @@ class Publisher(PerProcess):
         is_plain = settings.is_plain and is_plain_celery(app)
         if not is_plain or (parent and settings.inherits_priority):
             return None
-        expires = options.get("expires", task._get_exec_options().get("expires"))  # noqa: SLF001
+        expires = options.get("expires", call_options(task).get("expires"))
         listener = None if parent else self._listener(task, options, bulk, frozen)
         template = self._templates.template(task, options, expires, reply=listener is not None)
         if template is None:

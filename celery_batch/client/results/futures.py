@@ -18,6 +18,7 @@ from celery.utils.functional import noop
 
 from celery_batch.client.results.pending import PendingResult
 from celery_batch.client.results.poller import Poller
+from celery_batch.compat.tasks import raise_parent_error
 from celery_batch.payloads.results import mentions_payload
 
 __all__ = [
@@ -105,7 +106,7 @@ def _receive(future: Future[Any], result: Any, pending: PendingResult) -> None:
 
     def received() -> None:
         is_small = small_values([result])
-        if not (is_small and settle(future, partial(_value, result, result._open))):  # noqa: SLF001
+        if not (is_small and settle(future, partial(_value, result, result._open))):  # noqa: SLF001 (our own)
             _poll(future, result)
 
     def abandon(_future: Future[Any]) -> None:
@@ -130,7 +131,7 @@ def _poll(future: Future[Any], result: Any) -> None:
 def _value(result: Any, find: Callable[[], Any]) -> tuple[Any] | None:
     if find() is None:
         if result.parent:
-            result._maybe_reraise_parent_error()  # noqa: SLF001
+            raise_parent_error(result)
         return None
     return (result.maybe_throw(),)
 

@@ -10,6 +10,7 @@ from celery.utils.functional import noop
 
 from celery_batch.client.results.result import BatchResult
 from celery_batch.client.results.waiting import ThreadWaiter
+from celery_batch.compat.tasks import task_meta
 
 __all__ = ["BatchGroup", "adopt_groups"]
 
@@ -53,7 +54,7 @@ class BatchGroup(GroupResult):  # type: ignore[misc]
 
     def _receive(self, waiter: ThreadWaiter) -> Iterator[tuple[str, Any]]:
         for member in waiter.arrivals(self.results):
-            yield member.id, member._get_task_meta()  # noqa: SLF001
+            yield member.id, task_meta(member)
 
 
 def adopt_groups(app: Any) -> None:

@@ -515,7 +515,7 @@ def forget_many(results: Iterable[Any]) -> None:
             if _is_ours_alone(result, backend):
                 result.forget_payload()
                 keys.setdefault(backend, []).append(backend.get_key_for_task(result.id))
-                result._forget_here()  # noqa: SLF001
+                result._forget_here()  # noqa: SLF001 (our own)
             else:
                 result.forget()
         except Exception as error:  # noqa: BLE001 (the next one may be forgotten)

@@ -17,6 +17,7 @@ from celery.result import EagerResult, assert_will_not_block
 from celery_batch.client.results.futures import keep_rpc_address
 from celery_batch.client.results.poller import Poller
 from celery_batch.client.results.waiting import LoopWaker
+from celery_batch.compat.tasks import raise_parent_error
 
 __all__ = ["StateIterator"]
 
@@ -136,7 +137,7 @@ class StateIterator:
             return None
         if self._result.has_payload:
             return self._decoded_state(pending.value)
-        return str(self._result._open()["status"])  # noqa: SLF001 (`_is_polled` has opened it)
+        return str(self._result._open()["status"])  # noqa: SLF001 (our own; `_is_polled` has opened it)
 
     def _decoded_state(self, value: bytes) -> str:
         """Return the state in a stored value, without what is stored beside that."""
@@ -160,7 +161,7 @@ class StateIterator:
             return True
         if pending.value is None:
             return False
-        return not result.has_payload and result._open() is None  # noqa: SLF001 (no end)
+        return not result.has_payload and result._open() is None  # noqa: SLF001 (our own; no end)
 
     def _subscribe(self, callback: Callable[[], object]) -> Callable[[], object]:
         """Have a function called when there may be a new state; return what takes that back."""
@@ -182,7 +183,7 @@ class StateIterator:
             with suppress(*getattr(result.backend, "connection_errors", ())):
                 polled = str(result.state)
                 if result.parent:
-                    result._maybe_reraise_parent_error()  # noqa: SLF001
+                    raise_parent_error(result)
         except Exception as error:  # noqa: BLE001 (it is raised by the step)
             polled = error
         if wanted and polled not in (None, self._last):

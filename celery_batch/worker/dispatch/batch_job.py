@@ -21,7 +21,7 @@ from celery.worker.state import task_ready
 from celery_batch.batching.batch import Batch
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.compat.billiard import PoolPipe, is_in_pool
-from celery_batch.compat.celery import does_debug
+from celery_batch.compat.celery import does_debug, note_pool_result
 from celery_batch.errors import BatchError
 from celery_batch.worker.dispatch.follow_up import (
     BatchEnd,
@@ -238,9 +238,7 @@ class BatchJob:
         if result is not None:
             self.submitted = True
             self._result = ref(result)
-            for request in self.requests:
-                # What Celery's own cancel() looks at when it wants to stop a request.
-                request._apply_result = ref(result)  # noqa: SLF001
+            note_pool_result(self.requests, result)
         elif not self.accepted:
             # A pool that is closing returns None; unacknowledged, the messages go
             # back to the broker with the connection.

@@ -22,6 +22,7 @@ from celery.worker import state
 from kombu.exceptions import EncodeError
 
 from celery_batch.batching.isolation import is_poison
+from celery_batch.compat.celery import context_of
 from celery_batch.config import max_worker_losses
 from celery_batch.errors import PoisonItem
 from celery_batch.telemetry.report import NO_WORK, Work
@@ -140,7 +141,7 @@ class HandlerCall:
         try:
             if not request.has_succeeded:  # else only what follows a success has failed
                 try:
-                    context = request._context  # noqa: SLF001
+                    context = context_of(request)
                     request.task.backend.mark_as_failure(request.id, error, request=context)
                 except LASTING_ERRORS:
                     logger.exception(

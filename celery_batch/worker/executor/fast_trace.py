@@ -78,7 +78,7 @@ def ignores_result(task: Any, request: dict[str, Any]) -> bool:
 def can_trace_fast(task: Any) -> bool:
     """Return whether the tracer would do nothing with a task's successes but store them."""
     run = getattr(original_run(task), "__func__", None)
-    if any(signal.receivers for signal in _RECEIVERS) or run is not BatchTask._run_item:  # noqa: SLF001
+    if any(signal.receivers for signal in _RECEIVERS) or run is not BatchTask._run_item:
         return False
     loader = type(task.app.loader)
     return (

@@ -30,7 +30,7 @@ from celery.worker import strategy
 from celery.worker.request import Request, create_request_cls
 from celery.worker.state import revoked, task_reserved
 
-from celery_batch.compat.celery import RateLimits, has_global_qos
+from celery_batch.compat.celery import RateLimits, has_full_prefetch, has_global_qos
 from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.compat.kombu import consume_again
 from celery_batch.compat.older_celery import call_soon_ack
@@ -193,7 +193,7 @@ class FastPath:
             or wants_events(self._eventer, self._task)
             or (not consumer.disable_rate_limits and consumer.task_buckets[self._task.name])
             # After a lost connection acknowledgements widen the prefetch again.
-            or (consumer.restart_count and not consumer._maximum_prefetch_restored)  # noqa: SLF001
+            or (consumer.restart_count and not has_full_prefetch(consumer))
         )
 
     def _make(self, message: Any) -> Any:

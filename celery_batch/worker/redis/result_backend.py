@@ -23,6 +23,13 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.functional import retry_over_time
 
 from celery_batch.compat.fast_paths import FastPaths
+from celery_batch.compat.results import (
+    largest_value,
+    on_new_backend,
+    own_store,
+    result_meta,
+    store_with,
+)
 from celery_batch.payloads.results import may_be_large, with_stored_result
 from celery_batch.protocol import READS_PAYLOADS, REPLY_CHANNEL, REPLY_HEADER
 from celery_batch.worker.executor.model_call import Facts
@@ -92,11 +99,13 @@ class BulkResultWriter:
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
-        self._store_one = type(backend)._store_result.__get__(backend)  # noqa: SLF001
+        self._store_one = own_store(backend)
         self._store = RedisStore(backend)
         paths = FastPaths.of(backend.app)
         is_known = type(backend) in (RedisBackend, SentinelBackend)
         self._stores_in_bulk = is_known and paths.is_on("store")
+        if self._stores_in_bulk:
+            self._result_meta, self._largest = result_meta(backend), largest_value(backend)
         self._notifies = paths.is_on("notify")
         self._thread = _OfThread()
 
@@ -112,7 +121,7 @@ class BulkResultWriter:
         found: BulkResultWriter | None = vars(backend).get("batch_result_writer")
         if found is None:
             found = backend.batch_result_writer = cls(backend)
-            backend._store_result = found.record  # noqa: SLF001
+            store_with(backend, found.record)
         return found
 
     @contextmanager
@@ -166,9 +175,7 @@ class BulkResultWriter:
                 facts = self._thread.facts.get(name, _UNKNOWN_FACTS)
                 self._notify(Entry(name, key, "", state, channel, *facts))
             return result
-        meta = self._backend._get_result_meta(  # noqa: SLF001
-            result=result, state=state, traceback=traceback, request=request
-        )
+        meta = self._result_meta(result=result, state=state, traceback=traceback, request=request)
         meta["task_id"] = name
         reads = bool(getattr(request, READS_PAYLOADS, None))
         if is_single or getattr(request, "chord", None):
@@ -266,7 +273,7 @@ class BulkResultWriter:
         if reads_payloads and state == states.SUCCESS and may_be_large(meta["result"]):
             meta = with_stored_result(backend, meta)
         value = encode(meta)
-        if isinstance(value, str) and len(value) > backend._MAX_STR_VALUE_SIZE:  # noqa: SLF001
+        if isinstance(value, str) and len(value) > self._largest:
             raise BackendStoreError("value too large for Redis", state=state, task_id=task_id)
         facts = self._thread.facts.get(task_id, _UNKNOWN_FACTS)
         return Entry(task_id, backend.get_key_for_task(task_id), value, state, channel, *facts)
@@ -307,15 +314,7 @@ def notify_clients(app: Any, tasks: Iterable[Any]) -> None:
     """
     if _is_stock(app):
         return
-    if "_get_backend" not in vars(app):  # with which each thread makes its own backend
-        make = app._get_backend  # noqa: SLF001
-
-        def make_and_record() -> Any:
-            backend = make()
-            BulkResultWriter.of(backend)
-            return backend
-
-        app._get_backend = make_and_record  # noqa: SLF001
+    on_new_backend(app, BulkResultWriter.of)
     for backend in (app.backend, *(task.backend for task in tasks)):
         BulkResultWriter.of(backend)
 

@@ -12,6 +12,7 @@ from typing import Any
 from celery import signals
 from celery.worker.state import task_ready, task_reserved
 
+from celery_batch.compat.celery import context_of
 from celery_batch.errors import QueueFull
 from celery_batch.worker.dispatch.follow_up import FollowUp, HandlerCall, error_info, not_run
 from celery_batch.worker.intake.dead_letters import DeadLetters
@@ -221,7 +222,7 @@ def _store_refusals(task: Any, refusals: list[tuple[Any, QueueFull]]) -> None:
             task.backend.mark_as_failure(
                 request.id,
                 error,
-                request=request._context,  # noqa: SLF001
+                request=context_of(request),
                 store_result=request.store_errors,
             )
 

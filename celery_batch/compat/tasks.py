@@ -1,0 +1,73 @@
+"""
+Uses of the private parts of Celery's tasks, groups, requests and results.
+
+Callers import this as well as workers, so it imports nothing of Celery's worker.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import wraps
+from operator import methodcaller
+from typing import Any
+
+from celery import group
+
+__all__ = [
+    "call_options",
+    "payload_of",
+    "raise_parent_error",
+    "send_groups_with",
+    "task_meta",
+]
+
+#: Returns the options that a task gives to each of its calls.  It is no Python function, whose
+#: call would cost more, as each call of a task uses it.
+call_options: Callable[[Any], dict[str, Any]] = methodcaller("_get_exec_options")
+
+#: Returns the meta data of a result, which its backend is asked for if they are not known yet.
+#: It is no Python function, as above, as each member of a group uses it.
+task_meta: Callable[[Any], dict[str, Any]] = methodcaller("_get_task_meta")
+
+#: The first parameters of the method that sends a group, which are all that we rely on.
+_KNOWN = ["self", "tasks", "producer", "app"]
+
+
+def send_groups_with(send: Callable[[Any, Any, Any, Callable[..., Any]], Any]) -> None:
+    """
+    Have all groups of this process send their tasks with another function.
+
+    They do not where Celery's method is not the one that we know.
+
+    Args:
+        send: Given the app, the tasks, a producer, and Celery's own method of tasks and a
+            producer.
+    """
+    own = group._apply_tasks  # noqa: SLF001
+    if getattr(own, "is_ours", False) or list(inspect.signature(own).parameters)[:4] != _KNOWN:
+        return
+
+    @wraps(own)
+    def _apply_tasks(
+        self: Any, tasks: Any, producer: Any = None, app: Any = None, *more: Any, **options: Any
+    ) -> Iterator[Any]:
+        app = app or self.app
+
+        def apply(tasks: Any, producer: Any) -> Iterator[Any]:
+            return own(self, tasks, producer, app, *more, **options)  # type: ignore[no-any-return]
+
+        return send(app, tasks, producer, apply)  # type: ignore[no-any-return]
+
+    _apply_tasks.is_ours = True  # type: ignore[attr-defined]
+    group._apply_tasks = _apply_tasks  # noqa: SLF001
+
+
+def payload_of(request: Any) -> tuple[Any, Any, Any]:
+    """Return args, kwargs and embedded options of a worker's request."""
+    return request._payload  # type: ignore[no-any-return]  # noqa: SLF001
+
+
+def raise_parent_error(result: Any) -> None:
+    """Raise what a task before that of a result, in a chain, has failed with."""
+    result._maybe_reraise_parent_error()  # noqa: SLF001
