@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import Shop
 
-_POOLS = [("-c", "1"), ("-c", "2"), ("-P", "threads", "-c", "2")]
+_POOLS = [("-c", "1"), ("-c", "2"), ("-P", "threads", "-c", "1")]
 _THREADS = pytest.mark.thorough("solo and threads over RabbitMQ")
 
 
@@ -62,7 +62,7 @@ def test_restart_under_load_loses_nothing_and_repeats_nothing(
             )
             for name, options, signals in (
                 ("two-terminated-quit", ("-c", "2"), (signal.SIGTERM, signal.SIGQUIT)),
-                ("threads-quit", ("-P", "threads", "-c", "2"), (signal.SIGTERM, signal.SIGQUIT)),
+                ("threads-quit", ("-P", "threads", "-c", "1"), (signal.SIGTERM, signal.SIGQUIT)),
                 ("solo-quit", ("-P", "solo"), (signal.SIGQUIT,)),
             )
         ),
