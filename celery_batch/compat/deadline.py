@@ -3,7 +3,8 @@ A deadline for all that a thread or a coroutine waits for at a broker while it s
 
 Kombu makes connections, opens channels and declares queues in the midst of a call.  Py-amqp waits
 for each answer without a limit; so does redis-py, unless it has a `socket_timeout`, which may be
-longer than is left.  So their methods are replaced when there is a deadline for the first time.
+longer than is left.  Celery's backend subscribes to results in each call, and tries for 20 s.  So
+their methods are replaced when there is a deadline for the first time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from functools import cache, wraps
 from typing import Any
 
 from amqp.transport import SSLTransport, _AbstractTransport
+from celery.backends.redis import RedisBackend
 from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection
 from redis.retry import Retry
@@ -66,7 +68,7 @@ def _limited(seconds: float | None) -> float | None:
 
 @cache
 def _limit_waits() -> None:
-    """Have py-amqp and redis-py keep deadlines from now on."""
+    """Have py-amqp, redis-py and Celery's Redis backend keep deadlines from now on."""
     _replace(_AbstractTransport, "_connect", _waiting_amqp)
     _replace(SSLTransport, "_setup_transport", _securing_amqp)
     _replace(_AbstractTransport, "having_timeout", _waiting_amqp)
@@ -74,6 +76,7 @@ def _limit_waits() -> None:
     _replace(AbstractConnection, "connect", _connecting_redis)
     _replace(AbstractConnection, "send_packed_command", _sending_redis)
     _replace(AbstractConnection, "read_response", _talking_redis)
+    _replace(RedisBackend, "on_connection_error", _retrying_backend)
 
 
 def _replace(kind: Any, name: str, limited: Callable[[Any], Any]) -> None:
@@ -181,3 +184,15 @@ def _talking_redis(talk: Any) -> Any:
                 sock.settimeout(self.socket_timeout if timeout else timeout)
 
     return talk_in_time
+
+
+def _retrying_backend(wait: Any) -> Any:
+    """Have the backend try again until the deadline; it subscribes to results in each call."""
+
+    def wait_in_time(self: Any, max_retries: Any, error: Exception, *args: Any) -> float:
+        seconds: float = wait(self, max_retries, error, *args)
+        if time.monotonic() >= current_deadline():
+            raise error
+        return _limited(seconds) or 0.0
+
+    return wait_in_time
