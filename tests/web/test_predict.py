@@ -291,6 +291,7 @@ _BEFORE = {
 _ALIKE = {
     *(("redis", before) for before in ("over a new channel", "to a new queue")),
     *(("confirms", before) for before in ("two", "over a new connection", "to a new queue")),
+    *(("no fast path", before) for before in _BEFORE if before != "one"),
 }
 _THOROUGH = pytest.mark.thorough("a broker that hangs, where that makes no difference")
 
@@ -304,7 +305,7 @@ _THOROUGH = pytest.mark.thorough("a broker that hangs, where that makes no diffe
             id=f"{name}-{each}",
             marks=_THOROUGH if (name, each) in _ALIKE else (),
         )
-        for name in ("redis", "rabbitmq", "confirms")
+        for name in ("redis", "rabbitmq", "confirms", "no fast path")
         for each in _BEFORE
     ],
 )
@@ -316,7 +317,10 @@ def test_a_broker_that_hangs_is_told_in_time(
     connect: Callable[[Celery], None],
 ):
     """A broker that is stopped, not gone, costs a request no more than its time."""
-    shop = request.getfixturevalue({"redis": "shop"}.get(name, "rabbit_shop"))
+    is_redis = name in ("redis", "no fast path")
+    shop = request.getfixturevalue("shop" if is_redis else "rabbit_shop")
+    if name == "no fast path":
+        shop.app.conf.batch_disable_fast_paths = "all"
     if name == "confirms":
         shop.app.conf.broker_transport_options = {"confirm_publish": True}
 
@@ -332,7 +336,7 @@ def test_a_broker_that_hangs_is_told_in_time(
     for number in (1, 2):  # so that the process is connected, and listens
         eventually(partial(is_sent, number), "calls that wait for a worker")
     connect(shop.app)
-    with suspended(request, "redis" if name == "redis" else "rabbitmq"):
+    with suspended(request, "redis" if is_redis else "rabbitmq"):
         began = time.monotonic()
         with pytest.raises((BrokerUnreachable, DeadlineExceeded)):
             ask(shop.double, range(count), timeout=1.0)
