@@ -9,7 +9,7 @@ from random import Random
 from tests.faults.fault import Fault
 from tests.faults.stage import Needs, Stage
 
-__all__ = ["PROCESS_FAULTS"]
+__all__ = ["PROCESS_FAULTS", "restart"]
 
 
 class ChildKilled(Fault):
@@ -35,7 +35,7 @@ class WorkerKilled(Fault):
 
     def clear(self, stage: Stage) -> None:
         """Start it again."""
-        _restart(stage)
+        restart(stage)
 
 
 class OneOfTwoKilled(Fault):
@@ -61,7 +61,7 @@ class WorkerTerminated(Fault):
 
     def clear(self, stage: Stage) -> None:
         """Start it again when it has ended."""
-        _restart(stage)
+        restart(stage)
 
 
 class WorkerQuit(Fault):
@@ -79,7 +79,7 @@ class WorkerQuit(Fault):
 
     def clear(self, stage: Stage) -> None:
         """Start it again when it has ended."""
-        _restart(stage)
+        restart(stage)
 
 
 class WorkerStopped(Fault):
@@ -98,7 +98,8 @@ class WorkerStopped(Fault):
         stage.workers[0].signal(signal.SIGCONT)
 
 
-def _restart(stage: Stage) -> None:
+def restart(stage: Stage) -> None:
+    """Start the first worker again when it has ended, and return when it is ready."""
     worker = stage.workers[0]
     if not worker.ended(timeout=30):
         raise TimeoutError(f"{worker.name} has not ended\n{worker.child.tail()}")

@@ -129,9 +129,9 @@ class Stage:
         results_url = self.results.url(behind.get("results"))
         conf = {
             **self.broker.conf,
-            **self.needs.conf,
             "batch_payload_store": results_url,
             "batch_payload_expires": 600.0,
+            **self.needs.conf,
         }
         self.answers = self._stack.enter_context(Answers(self.results.connect))
         env = self._environment({**conf, "broker_url": broker_url, "result_backend": results_url})
