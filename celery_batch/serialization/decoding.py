@@ -8,8 +8,9 @@ no other thread meanwhile.
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -26,6 +27,7 @@ __all__ = [
     "Undecoded",
     "decode_arguments",
     "decode_envelope",
+    "decode_envelopes",
     "decode_json",
     "leave_undecoded",
     "payload_of",
@@ -60,13 +62,18 @@ def decode_json(text: str, hook: Callable[[dict[str, Any]], Any] = object_hook) 
     Raises:
         ValueError: It is no JSON.
     """
-    if "__type__" in text or ("\\u00" in text and _ESCAPED_ASCII.search(text)):
+    if _has_types(text):
         return _decoder_with(hook)(text)
     try:
         found, end = _scan(text, 0)
     except StopIteration:
         return _decode(text)  # white space before it, or no JSON, for which it raises an error
     return found if end == len(text) else _decode(text)
+
+
+def _has_types(text: str) -> bool:
+    """Return whether JSON may have typed values."""
+    return "__type__" in text or ("\\u00" in text and bool(_ESCAPED_ASCII.search(text)))
 
 
 @lru_cache(maxsize=8)
@@ -114,6 +121,44 @@ def decode_envelope(raw: bytes | str) -> Any:
                 envelope["body"] = body.decode()
                 return envelope
     return decode_json(bytes_to_str(raw))
+
+
+#: Between messages that are decoded together; a random text, so that no message contains it.
+_MARK = os.urandom(16).hex()
+_BETWEEN = f',"{_MARK}",'.encode()
+
+
+def decode_envelopes(raws: Sequence[bytes], largest: int | None) -> list[Any]:
+    """
+    Decode messages together, so that they share the names of their fields.
+
+    Each has some forty names, which would be half of what it takes while it waits.
+
+    Args:
+        raws: Messages as they are in Redis.
+        largest: Most bytes of a message that may be decoded; None for any.
+
+    Returns:
+        For each its envelope, or None if it is to be decoded by itself.
+    """
+    most = _LARGE if largest is None else min(largest, _LARGE)
+    small = [raw for raw in raws if len(raw) <= most]
+    found = iter(_decode_together(small) if len(small) > 1 else ())
+    return [next(found, None) if len(raw) <= most else None for raw in raws]
+
+
+def _decode_together(raws: Sequence[bytes]) -> list[Any]:
+    """Return the values of JSON texts; none if one of them is not plain JSON."""
+    try:
+        text = (b"[%b]" % _BETWEEN.join(raws)).decode()
+        if _has_types(text):
+            return []
+        found, end = _scan(text, 0)
+    except (ValueError, RecursionError, StopIteration):
+        return []
+    # All marks are where they were put, so that what is between two is one whole message.
+    is_apart = end == len(text) and found[1::2] == [_MARK] * (len(raws) - 1)
+    return found[::2] if is_apart else []
 
 
 class OnceDecoded:

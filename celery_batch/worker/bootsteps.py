@@ -201,7 +201,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         self.validator = MessageValidator(consumer)
         self.scheduler = Scheduler(consumer, self.validator.refuse_read)
         fire_on_time(consumer.timer)
-        self.bulk = BulkPath(consumer, self.scheduler, self.validator.read)
+        self.bulk = BulkPath(consumer, self.scheduler, self.validator)
         self.served_tasks = ServedTasksEntry(consumer, self.scheduler)
         self.runtime_config = RuntimeConfig(consumer, self.scheduler, self.served_tasks)
         worker = WorkerContext.of(consumer.controller)

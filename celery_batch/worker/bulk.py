@@ -21,7 +21,7 @@ from celery_batch.worker.amqp.acks import AmqpAcks
 from celery_batch.worker.amqp.reader import read_together
 from celery_batch.worker.dispatch.running_messages import RunningMessages
 from celery_batch.worker.redis.acks import RedisAcks
-from celery_batch.worker.redis.fetch import BulkFetch, record_single_messages
+from celery_batch.worker.redis.fetch import BulkFetch, Decoder, record_single_messages
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.redis.scripts import lacks_command
 from celery_batch.worker.scheduling.scheduler import Scheduler
@@ -38,13 +38,13 @@ class BulkPath:
     Args:
         consumer: Celery's consumer.
         scheduler: Its scheduler.
-        decode: Decodes a message from a Redis list; returns None if it refuses it.
+        decoder: Decodes messages from Redis lists.
     """
 
-    def __init__(self, consumer: Any, scheduler: Scheduler, decode: Callable[..., Any]) -> None:
+    def __init__(self, consumer: Any, scheduler: Scheduler, decoder: Decoder) -> None:
         self._consumer = consumer
         self._scheduler = scheduler
-        self._decode = decode
+        self._decoder = decoder
         #: Whether this connection's messages are read in bulk.
         self.reads = False
         self._paths = FastPaths.of(consumer.app)
@@ -120,7 +120,7 @@ class BulkPath:
         self.reads = self._paths.is_on("fetch") and self._can_fetch(lease)
         acks.fetches_per_task = self.reads
         if self.reads:
-            self._fetch = BulkFetch(channel, self._consumer.hub, lease, scheduler, self._decode)
+            self._fetch = BulkFetch(channel, self._consumer.hub, lease, scheduler, self._decoder)
             self._opened.callback(self._fetch.close)
         else:
             record_single_messages(channel, lease)

@@ -19,6 +19,7 @@ from celery_batch.serialization.decoding import (
     Undecoded,
     decode_arguments,
     decode_envelope,
+    decode_envelopes,
     decode_json,
     leave_undecoded,
     payload_of,
@@ -171,3 +172,61 @@ def test_a_large_body_is_unpacked_once(monkeypatch: pytest.MonkeyPatch):
     assert [text] == unpacked
     assert LARGE.encode() == once.decode(text)
     assert 2 == len(unpacked)
+
+
+#: Texts of which messages of a hostile client may be put together.
+PIECES = [
+    '{"a": 1}',
+    '{"b": "c"}',
+    "[",
+    "]",
+    ",",
+    '"',
+    "\\",
+    " ",
+    "}",
+    '"\\u00e9"',
+    '"\\u0061"',
+    "1",
+]
+
+
+@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=4).map("".join), max_size=4))
+def test_no_message_changes_what_is_decoded_with_it(texts: list[str]):
+    """What is decoded at all is what it would be by itself, however the others begin and end."""
+    raws = [text.encode() for text in texts]
+    found = decode_envelopes(raws, None)
+
+    assert len(raws) == len(found)
+    for raw, envelope in zip(raws, found, strict=True):
+        assert envelope is None or json.loads(raw) == envelope
+
+
+def test_messages_share_the_names_of_their_fields():
+    """They are half of what a small message takes."""
+    raws = [json.dumps({"headers": {f"a {name}": n}}).encode() for n, name in enumerate("bbb")]
+    found = decode_envelopes(raws, None)
+    names = {id(name) for envelope in found for name in envelope["headers"]}
+
+    assert [json.loads(raw) for raw in raws] == found
+    assert 1 == len(names)
+
+
+@pytest.mark.parametrize(
+    ("raws", "largest", "expected"),
+    [
+        ([], None, []),
+        ([b"{}"], None, [None]),
+        ([b"{}", b'{"a": 1}', b"[]"], 4, [{}, None, []]),
+        ([b"{}", b" " * 70_000, b"[]"], None, [{}, None, []]),
+        ([b"{}", b'{"a": 1'], None, [None, None]),
+        ([b"{}", b"{}] []"], None, [None, None]),
+        ([b"{}", b"\xff"], None, [None, None]),
+        ([b"{}", b"[" * 100_000], 200_000, [None, None]),
+        ([b"{}", b"[" * 50_000], None, [None, None]),
+        ([b"{}", json.dumps({"a": b"bytes"}).encode()], None, [None, None]),
+    ],
+)
+def test_other_messages_are_decoded_by_themselves(raws: Any, largest: Any, expected: Any):
+    """The only one, too large ones, and all if one is no JSON or has values of kombu's types."""
+    assert expected == decode_envelopes(raws, largest)

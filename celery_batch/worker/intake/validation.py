@@ -21,7 +21,7 @@ import bz2
 import logging
 import lzma
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,7 @@ from celery_batch.config import Settings
 from celery_batch.serialization.decoding import (
     OnceDecoded,
     decode_envelope,
+    decode_envelopes,
     leave_undecoded,
     payload_of,
 )
@@ -262,13 +263,18 @@ class MessageValidator:
         self._background.close()
         self._dead_letters.close()
 
-    def read(self, raw: bytes, then: Callable[[], object] = noop) -> Any:
+    def decode_many(self, raws: Sequence[bytes]) -> list[Any]:
+        """Return messages from Redis lists decoded, for `read`; None where that does it."""
+        return decode_envelopes(raws, self._limit if self._limits_all else None)
+
+    def read(self, raw: bytes, then: Callable[[], object] = noop, decoded: Any = None) -> Any:
         """
         Return a message from a Redis list decoded, or None if it is refused.
 
         Args:
             raw: As it lay in the list.
             then: If it is refused, called on the event loop when its dead letter is written.
+            decoded: What `decode_many` returned for it.
         """
         if self._limits_all and self._limit is not None and len(raw) > self._limit:
             excess = TooLarge(f"it has {len(raw)} bytes, more than batch_max_message_size")
@@ -276,7 +282,7 @@ class MessageValidator:
             self._refuse_envelope(raw, str(excess), then)
             return None
         try:
-            envelope = decode_envelope(raw)
+            envelope = decode_envelope(raw) if decoded is None else decoded
             check_envelope(envelope, self._channel.codecs, small=is_small(raw))
         except Exception as error:  # noqa: BLE001 (a decoder may raise anything)
             self._refuse_envelope(raw, reason_of(error), then)

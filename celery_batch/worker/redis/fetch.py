@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from itertools import product
 from queue import Empty
-from typing import Any
+from typing import Any, Protocol
 
 from celery.utils.functional import noop
 from kombu.transport import virtual
@@ -37,7 +37,7 @@ from celery_batch.worker.redis.scripts import script
 from celery_batch.worker.redis.wakeup import QueueWakeup
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
-__all__ = ["BulkFetch", "QueueLists", "record_single_messages"]
+__all__ = ["BulkFetch", "Decoder", "QueueLists", "record_single_messages"]
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +128,16 @@ class QueueLists:
         return guaranteed if tasks else [min(most, credit) for most in guaranteed]
 
 
+class Decoder(Protocol):
+    """Decodes messages from Redis lists."""
+
+    def decode_many(self, raws: Sequence[bytes]) -> list[Any]:
+        """Return messages decoded together; None for one that `read` is to decode."""
+
+    def read(self, raw: bytes, then: Callable[[], object], decoded: Any) -> Any:
+        """Return a message decoded; None if it is refused: `then` is called when it may go."""
+
+
 class BulkFetch:
     """
     Fetches messages in bulk on one channel, until the channel is closed.
@@ -139,8 +149,7 @@ class BulkFetch:
         hub: Celery's event loop.
         lease: Under which the messages are held.
         scheduler: Where messages go; it knows how many more can be used.
-        decode: Decodes a message; returns None if it refuses the message, and then calls its
-            second argument once the message may be removed.
+        decoder: Decodes messages.
     """
 
     def __init__(
@@ -149,13 +158,13 @@ class BulkFetch:
         hub: Any,
         lease: Lease,
         scheduler: Scheduler,
-        decode: Callable[[bytes, Callable[[], object]], Any],
+        decoder: Decoder,
     ) -> None:
         self._channel = channel
         self._qos = channel.qos
         self._lease = lease
         self._scheduler = scheduler
-        self._decode = decode
+        self._decoder = decoder
         self._pop = BlockingPop(channel)
         self._lists = QueueLists(channel, self._pop, scheduler)
         #: The lists of the last fetch, and their queues.
@@ -300,10 +309,13 @@ class BulkFetch:
     def _deliver(self, found: list[tuple[str, str, bytes]]) -> None:
         found = self._without_late_ones(found)
         self._recorded.update(tag for _, tag, _ in found if tag)
+        decoded = self._decoder.decode_many([message for *_, message in found])
+        decoded.reverse()
         while found:
             queue, tag, message = found.pop(0)
             try:
-                envelope = self._decode(message, partial(self._remove, tag) if tag else noop)
+                then = partial(self._remove, tag) if tag else noop
+                envelope = self._decoder.read(message, then, decoded.pop())
                 if envelope is not None:
                     self._note_task(queue, envelope.get("headers"))
                     self._pop.deliver(envelope, queue)
