@@ -40,6 +40,8 @@ class Worker:
     name: str
     child: ManagedProcess
     shop: Shop
+    #: It logs warnings alone.
+    is_quiet: bool = False
 
     def stop(self, grace: float = 30.0) -> int | None:
         """Ask it to stop as a supervisor would, with SIGTERM; return its exit code."""
@@ -91,6 +93,9 @@ class Worker:
 
     def why_not_ready(self) -> str:
         """Ask whether it takes tasks; the empty string says yes."""
+        # A ping that comes before it listens has no answer, and takes its half a second.
+        if not self.is_quiet and f"{self.name} ready." not in self.log:
+            return "does not say that it is ready"
         pong = self.shop.app.control.ping([self.name], timeout=0.5, limit=1)
         return "" if pong else "does not answer a ping"
 
@@ -126,7 +131,7 @@ class Shop:
             self.folder / f"{name}.log",
             env={**os.environ, **self.environment, "SHOP_CONF": json.dumps(conf or {}), **env},
         )
-        worker = Worker(name, child, self)
+        worker = Worker(name, child, self, is_quiet="WARNING" in options)
         self._workers.append(worker)
         return worker
 

@@ -91,7 +91,7 @@ class Stage:
         app = self.client()
 
         def ready() -> ManagedProcess:
-            wait_until(lambda: _silent(app, name), [worker], what=name, timeout=90)
+            wait_until(lambda: _silent(app, worker, name), [worker], what=name, timeout=90)
             return worker
 
         return ready
@@ -131,7 +131,10 @@ class Stage:
         pools.reset()  # kombu keeps connections for the whole process
 
 
-def _silent(app: Celery, name: str) -> str:
+def _silent(app: Celery, worker: ManagedProcess, name: str) -> str:
+    # A ping that comes before it listens has no answer, and takes its half a second.
+    if f"{name} ready." not in worker.log.read_text():
+        return "does not say that it is ready"
     return "" if app.control.ping([name], timeout=0.5, limit=1) else "does not answer a ping"
 
 
