@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import torch
-import transformers
-
 __all__ = ["POSITIONS", "WORDS", "save_classifier"]
 
 WORDS = ["good", "bad", "film", "book", "the", "was", "a", "and", "not", "very", "."]
@@ -24,6 +21,9 @@ def save_classifier(folder: Path) -> None:
     Args:
         folder: Exists and is empty.
     """
+    import torch  # noqa: PLC0415 (each takes seconds, which every test process would wait)
+    import transformers  # noqa: PLC0415
+
     vocabulary = [*_SPECIAL, *WORDS, "##s", "##ly"]
     (folder / "vocab.txt").write_text("\n".join(vocabulary))
     tokenizer = {"tokenizer_class": "BertTokenizer", "model_max_length": POSITIONS}

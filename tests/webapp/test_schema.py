@@ -5,12 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
-from schemathesis import GenerationMode
-from schemathesis.core.failures import FailureGroup
-from schemathesis.specs.openapi import checks
 
 #: What a client hears that waits for too short a time, or asks for too much.
 FORESEEN = {503, 504}
@@ -21,17 +17,25 @@ def no_server_error(_context, response, _case):
     assert response.status_code < 500 or response.status_code in FORESEEN
 
 
-CHECKS = [
-    no_server_error,
-    checks.status_code_conformance,
-    checks.content_type_conformance,
-    checks.response_headers_conformance,
-    checks.response_schema_conformance,
-    checks.negative_data_rejection,
-    checks.unsupported_method,
-]
+CHECKS = (
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "unsupported_method",
+)
 
 CONFIG = {"checks": {"negative_data_rejection": {"expected-statuses": ["4xx", *FORESEEN]}}}
+
+
+@pytest.fixture
+def schemathesis():
+    """Schemathesis, which takes more than a second to import: no other test waits for it."""
+    import schemathesis  # noqa: PLC0415
+    import schemathesis.specs.openapi.checks  # noqa: PLC0415
+
+    return schemathesis
 
 
 @pytest.mark.parametrize(
@@ -40,12 +44,14 @@ CONFIG = {"checks": {"negative_data_rejection": {"expected-statuses": ["4xx", *F
 )
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("workers")
-def test_answers_are_as_documented(open_site, count):
+def test_answers_are_as_documented(open_site, schemathesis, count):
     """No request to any operation has an answer that the document does not tell of."""
     site = open_site("fastapi")
     site.until("/readyz")
     config = schemathesis.Config.from_dict(CONFIG)
     schema = schemathesis.openapi.from_url(f"{site.url}/openapi.json", config=config)
+    known = schemathesis.specs.openapi.checks
+    checks = [no_server_error, *(getattr(known, name) for name in CHECKS)]
     statuses, problems = set(), []
 
     def ask(case):
@@ -53,13 +59,13 @@ def test_answers_are_as_documented(open_site, count):
         response = case.call(base_url=site.url, timeout=30)
         statuses.add(response.status_code)
         # A form has no types: a list that is sent as a field is two fields.
-        excluded = [checks.negative_data_rejection] if "form" in str(case.media_type) else []
-        case.validate_response(response, checks=CHECKS, excluded_checks=excluded)
+        excluded = [known.negative_data_rejection] if "form" in str(case.media_type) else []
+        case.validate_response(response, checks=checks, excluded_checks=excluded)
 
     # The states of a call that is unknown have no end.
     for result in schema.exclude(path="/events/{task_id}").get_all_operations():
         operation = result.ok()
-        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+        for mode in schemathesis.GenerationMode:
             made = given(case=operation.as_strategy(generation_mode=mode))(ask)
             limits = settings(
                 max_examples=int(os.environ.get("SCHEMA_EXAMPLES", count)),
@@ -72,7 +78,7 @@ def test_answers_are_as_documented(open_site, count):
                 limits(made)()
             except Unsatisfiable:
                 pass  # there is no wrong way to ask for this
-            except FailureGroup as problem:
+            except schemathesis.core.failures.FailureGroup as problem:
                 told = "; ".join(str(each) for each in problem.exceptions)
                 problems.append(f"{operation.label}, {mode}: {told}")
 

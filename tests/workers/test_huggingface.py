@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import random
@@ -13,14 +12,6 @@ import pytest
 from celery import Celery
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
-
-if os.environ.get("CI") == "true":
-    transformers = importlib.import_module("transformers")  # missing there is a failure
-else:
-    transformers = pytest.importorskip("transformers")
-
-import torch
-
 from tests.services.tiny_transformer import POSITIONS, WORDS, save_classifier
 
 #: Of many lengths; one has no words, and one more than the model reads.
@@ -45,6 +36,8 @@ CELERY = str(Path(sys.executable).with_name("celery"))
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """Return a folder with a tokenizer and a model that has three labels."""
+    if os.environ.get("CI") != "true":  # there it has to be installed
+        pytest.importorskip("transformers")
     path = tmp_path_factory.mktemp("classifier")
     save_classifier(path)
     return path
@@ -52,6 +45,9 @@ def folder(tmp_path_factory) -> Path:
 
 def one_by_one(folder: Path, texts: list[str]) -> list[tuple[str, float]]:
     """Return label and score of each text as transformers gives them, without batches."""
+    import torch  # noqa: PLC0415 (each takes seconds, which every test process would wait)
+    import transformers  # noqa: PLC0415
+
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     answers = []
