@@ -91,28 +91,32 @@ def test_image_says_how_it_is_run(target, images):
 
 
 @pytest.mark.parametrize(
-    ("target", "module"),
+    ("target", "modules"),
     [
-        ("web", "webapp.fastapi_app"),
-        ("web", "webapp.flask_app"),
-        ("web", "webapp.django_site.wsgi"),
-        ("web", "flower.command"),
-        ("worker", "safetensors.torch"),
-        ("worker", "PIL.Image"),
-        ("worker", "prometheus_client"),
-        ("worker-gpu", "pynvml"),
-        ("serve", "examples.serving.imagenet"),
+        (
+            "web",
+            (
+                *("webapp.fastapi_app", "webapp.flask_app", "webapp.django_site.wsgi"),
+                "flower.command",
+            ),
+        ),
+        ("worker", ("safetensors.torch", "PIL.Image", "prometheus_client")),
+        ("worker-gpu", ("pynvml",)),
+        ("serve", ("examples.serving.imagenet",)),
     ],
 )
-def test_image_has_what_its_commands_import(target, module, images):
+def test_image_has_what_its_commands_import(target, modules, images):
     """The code runs from the copied folders, on the packages that the image installs."""
     urls = {"CELERY_BROKER_URL": "redis://x", "CELERY_RESULT_BACKEND": "redis://x"}
     image = images[target]
-    code = f"import {module}, celery_batch; print(celery_batch.__file__, {module}.__file__)"
-    ours, theirs = run(image, "python", "-c", code, **urls).split()
+    names = ", ".join(f"{name}.__file__" for name in ("celery_batch", *modules))
+    code = f"import celery_batch, {', '.join(modules)}; print({names})"
+    ours, *others = run(image, "python", "-c", code, **urls).split()
 
     assert ours.startswith(str(image.root))
-    assert theirs.startswith(str(image.root)) or module.partition(".")[0] in THEIRS
+    assert len(modules) == len(others)
+    for module, theirs in zip(modules, others, strict=True):
+        assert theirs.startswith(str(image.root)) or module.partition(".")[0] in THEIRS
 
 
 @pytest.mark.parametrize(("target", "package"), [("web", "torch"), ("serve", "torch")])

@@ -52,6 +52,7 @@ def test_a_tight_target_keeps_batches_small():
     assert tight.max_rate < loose.max_rate
 
 
+@pytest.mark.usefixtures("as_many_as_users_have")  # it is about the rarest of their latencies
 @pytest.mark.no_cover  # the simulation takes three times as long while it is measured
 def test_of_sizes_about_as_good_the_one_with_the_throughput():
     """If the target is reached long before batches are full, larger ones help at higher load."""

@@ -45,27 +45,26 @@ print(time.monotonic() - began, *[each.value for each in calls], flush=True)
 """
 
 
-def test_a_call_ends_while_rabbitmq_hangs():
+def test_a_call_ends_while_rabbitmq_hangs(rabbitmq_server: RabbitMQServer):
     """A call of a greenlet fails within the time-outs of `prepare` while RabbitMQ hangs."""
-    with RabbitMQServer() as server:
-        program = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, server.url],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert program.stdout is not None
-        with program:
-            assert "ready\n" == program.stdout.readline()
-            processes = psutil.Process(server.child.pid).children()
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, rabbitmq_server.url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdout is not None
+    with program:
+        assert "ready\n" == program.stdout.readline()
+        processes = psutil.Process(rabbitmq_server.child.pid).children()
+        for each in processes:
+            each.suspend()
+        try:
+            said, _ = program.communicate("\n", timeout=HUNG)
+        finally:
             for each in processes:
-                each.suspend()
-            try:
-                said, _ = program.communicate("\n", timeout=HUNG)
-            finally:
-                for each in processes:
-                    each.resume()
-                program.kill()
+                each.resume()
+            program.kill()
 
     seconds, *failures = said.split()
 
