@@ -44,8 +44,21 @@ SENDS = {
 }
 
 
-@pytest.mark.parametrize("most", [None, 100], ids=["unlimited", "max_queue"])
-@pytest.mark.parametrize("way", SENDS)
+_THOROUGH = pytest.mark.thorough("each way of sending at exit to a limited queue")
+
+
+@pytest.mark.parametrize(
+    ("way", "most"),
+    [
+        *(pytest.param(way, None, id=f"{way}-unlimited") for way in SENDS),
+        *(
+            pytest.param(
+                way, 100, id=f"{way}-max_queue", marks=() if way == "delay_many" else _THOROUGH
+            )
+            for way in SENDS
+        ),
+    ],
+)
 def test_the_first_call_may_come_at_exit(
     broker: str, in_python: Callable[..., str], way: str, most: int | None
 ) -> None:

@@ -135,12 +135,15 @@ def test_demo_shows_what_it_promises(run):
     assert demo.left() == []
 
 
+_PARTS = pytest.mark.thorough("each part of the demo that does not start")
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "part", "words"),
     [
-        ("HF_MODEL", "/no/such/model", "worker", "/no/such/model"),
         ("UVICORN_BACKLOG", "many", "web", "'many' is not a valid integer"),
-        ("REDIS_SERVER", "/bin/false", "redis", "(nothing)"),
+        pytest.param("HF_MODEL", "/no/such/model", "worker", "/no/such/model", marks=_PARTS),
+        pytest.param("REDIS_SERVER", "/bin/false", "redis", "(nothing)", marks=_PARTS),
     ],
 )
 def test_part_that_does_not_start_is_named(run, variable, value, part, words):
@@ -183,13 +186,8 @@ def test_worker_killed_in_the_middle_is_reported(run):
     assert [path.is_dir() for path in demo.left()] == [True]
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(signal.SIGINT, marks=pytest.mark.thorough("SIGINT to `make demo`")),
-        signal.SIGTERM,
-    ],
-)
+@pytest.mark.thorough("a demo that is interrupted under load")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_demo_leaves_nothing(run, number):
     """Ctrl-C and SIGTERM under load stop everything before the demo ends."""
     demo = run("demo", "--requests=100000")

@@ -133,16 +133,28 @@ class Session:
         return log.read_text()
 
 
+_THOROUGH = pytest.mark.thorough("a tutorial's commands from its first to its last")
+
+#: The first command that shows an answer of the model.
+_CALL = "python call.py\n"
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("redis_server")
-def test_the_commands_print_what_the_page_shows(tmp_path: Path):
+@pytest.mark.parametrize(
+    "last", [_CALL, pytest.param("", marks=_THOROUGH)], ids=["to the first call", "to the end"]
+)
+def test_the_commands_print_what_the_page_shows(tmp_path: Path, last: str):
     """Each command runs in the page's order, and prints the lines that the page shows."""
     pytest.importorskip("transformers")
     write_files(PAGE, tmp_path)
     missing = {}
+    wanted = steps()
+    if last:
+        wanted = wanted[: [step.commands for step in wanted].index(last) + 1]
     with ExitStack() as stack:
         session = Session(tmp_path, stack)
-        for step in steps():
+        for step in wanted:
             printed = session.run(step)
             lines = masked(printed)
             if lost := [line for line in masked(step.shown) if line not in lines]:
@@ -156,6 +168,7 @@ def test_the_page_starts_all_servers():
     assert list(_SERVERS) == [step.server for step in steps() if step.server]
 
 
+@_THOROUGH
 @pytest.mark.timeout(300)
 def test_the_install_command_installs(tmp_path: Path):
     """The page's first commands make an environment with the package and no unknown extra."""

@@ -106,6 +106,7 @@ def test_a_long_text_is_cut():
     assert 1 == SentenceEncoder.cost("")
 
 
+@pytest.mark.thorough("an example's embeddings from a worker")
 def test_a_worker_embeds_texts_as_the_model_does(broker, in_python, tmp_path):
     """In batches by tokens each text has its own embedding; the client needs no torch."""
     urls = {"CELERY_BROKER_URL": broker, "CELERY_RESULT_BACKEND": broker}

@@ -32,13 +32,19 @@ CREATE TABLE member (id INTEGER PRIMARY KEY, last_logged_in TEXT);
 #: The broker, and the worker's pool.
 WHERE = [
     ("redis", "-c", "1"),
-    ("redis", "-P", "threads", "-c", "2"),
-    pytest.param(
-        ("redis", "-P", "solo"),
-        id="redis-Psolo",
-        marks=pytest.mark.thorough("celery-batches' examples on the solo pool"),
+    ("rabbitmq", "-P", "threads", "-c", "2"),
+    *(
+        pytest.param(
+            where,
+            id="".join(where),
+            marks=pytest.mark.thorough("celery-batches' examples on other brokers and pools"),
+        )
+        for where in (
+            ("redis", "-P", "threads", "-c", "2"),
+            ("redis", "-P", "solo"),
+            ("rabbitmq", "-c", "2"),
+        )
     ),
-    ("rabbitmq", "-c", "2"),
 ]
 
 

@@ -11,22 +11,22 @@ import pytest
 from tests.conftest import Shop
 
 _POOLS = [("-c", "1"), ("-c", "2"), ("-P", "threads", "-c", "1")]
-_THREADS = pytest.mark.thorough("solo and threads over RabbitMQ")
+#: Each broker and each pool; all of them together in the thorough run.
+_USUAL = {("shop", _POOLS[0]), ("shop", _POOLS[2]), ("rabbit_shop", _POOLS[1])}
+_OTHER = pytest.mark.thorough("a restart under load with each pool on each broker")
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *(pytest.param("shop", pool, id=f"redis-{' '.join(pool)}") for pool in _POOLS),
-        *(
-            pytest.param(
-                "rabbit_shop",
-                pool,
-                id=f"rabbitmq-{' '.join(pool)}",
-                marks=_THREADS if "threads" in pool else (),
-            )
-            for pool in _POOLS
-        ),
+        pytest.param(
+            name,
+            pool,
+            id=f"{broker}-{' '.join(pool)}",
+            marks=() if (name, pool) in _USUAL else _OTHER,
+        )
+        for name, broker in (("shop", "redis"), ("rabbit_shop", "rabbitmq"))
+        for pool in _POOLS
     ],
 )
 def test_restart_under_load_loses_nothing_and_repeats_nothing(

@@ -36,8 +36,20 @@ def test_an_array_goes_in_and_out(place):
     assert ["in.npy", "out.npy", "out.npy.about"] == sorted(p.name for p in place.folder.iterdir())
 
 
-@pytest.mark.parametrize("options", [(), ("--as-completed",)], ids=["in order", "as completed"])
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
+_THOROUGH = pytest.mark.thorough("each way to end a backfill of an array, in each order")
+
+
+@pytest.mark.parametrize(
+    ("kill", "options"),
+    [
+        pytest.param(signal.SIGKILL, (), id="SIGKILL-in order"),
+        pytest.param(signal.SIGINT, ("--as-completed",), id="SIGINT-as completed"),
+        pytest.param(signal.SIGINT, (), id="SIGINT-in order", marks=_THOROUGH),
+        pytest.param(
+            signal.SIGKILL, ("--as-completed",), id="SIGKILL-as completed", marks=_THOROUGH
+        ),
+    ],
+)
 def test_a_killed_backfill_of_an_array_goes_on(place, kill, options):
     """The same command ends with all rows, each in its place."""
     np.save(place.folder / "in.npy", vectors())

@@ -31,7 +31,12 @@ RELOADS: list[tuple[str, dict[str, Any]]] = [
     ("exit", {}),
     ("newest", {"in_place": True}),
 ]
-POOLS = [("-c", "1"), ("-c", "2"), ("-P", "solo"), ("-P", "threads", "-c", "2")]
+_OTHER = pytest.mark.thorough("reloads under load on pools of one process")
+POOLS = [
+    *(pytest.param(pool, marks=_OTHER, id="".join(pool)) for pool in (("-c", "1"), ("-P", "solo"))),
+    ("-c", "2"),
+    ("-P", "threads", "-c", "2"),
+]
 
 pytestmark = pytest.mark.parametrize("control", ["redis"], indirect=True, scope="module")
 

@@ -31,12 +31,16 @@ def ask(lab: Lab, worker: ManagedProcess, *arguments: str) -> str:
         return client.log.read_text()
 
 
+#: Other tests here start workers in the same ways.
+_THOROUGH = pytest.mark.thorough("a tutorial's programs with each way to start workers")
+
+
 @pytest.mark.parametrize(
     ("program", "arguments"),
     [
-        ("worker_file.py", ()),
         ("manager_file.py", ()),
-        ("forever_file.py", ("channel_1",)),
+        pytest.param("worker_file.py", (), marks=_THOROUGH),
+        pytest.param("forever_file.py", ("channel_1",), marks=_THOROUGH),
     ],
 )
 def test_programs_of_the_tutorials(empty_lab: Lab, program: str, arguments: tuple[str, ...]):

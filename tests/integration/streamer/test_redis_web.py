@@ -21,7 +21,16 @@ SERVERS = {
 }
 
 
-@pytest.mark.parametrize("server", SERVERS)
+_THOROUGH = pytest.mark.thorough("streamers made before the fork of each web server")
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        *("gthread", "gevent"),
+        *(pytest.param(each, marks=_THOROUGH) for each in ("sync", "uvicorn")),
+    ],
+)
 def test_web_servers(lab: Lab, server: str):
     """A streamer that was made, and used, before the fork answers in each process after it."""
     port = quiet_port()
