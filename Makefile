@@ -1,4 +1,4 @@
-.PHONY: help demo up docs links test test-thorough coverage faults compat backfill-kills fuzz check lock bench bench-seeds bench-web pictures tables format clean
+.PHONY: help demo up docs links test test-oldest test-thorough coverage faults compat backfill-kills fuzz check lock bench bench-seeds bench-web pictures tables format clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -8,6 +8,8 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-c
 
 # The tests start hundreds of processes, which would each compile all that they import: 5 s of processor time for torch.
 unexport PYTHONDONTWRITEBYTECODE
+# Threads of a model that wait for others would spin, on cores that other tests want.
+export GOMP_SPINCOUNT ?= 0
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +29,15 @@ PYTEST := $(BIN)/python -m pytest -n $(or $(N),6) --dist loadgroup --no-loadscop
 # `make check` runs tests/docs and tests/batching, which start no servers.
 test: $(STAMP) ## Run the test suite with real servers (TEST_SEED=n repeats a run)
 	@$(PYTEST) --ignore=tests/batching tests
+
+# What differs by release: Celery's features on one broker and pool, clients, and what stands on private parts.
+OLDEST := 5.5.3-5.5.4-5.2.1
+OLDEST_TESTS := tests/integration/features tests/client tests/compat
+
+test-oldest: $(STAMP) ## Run features, clients and one fault on the oldest supported Celery, on Redis and prefork (`make compat` runs all)
+	@$(BIN)/python -m tests.rows $(OLDEST) --tests $(OLDEST_TESTS) \
+		--only 'not rabbitmq- and not redis-solo and not redis-threads' \
+		--faults child-killed --seeds 1 --mixed 0 --jobs $(or $(N),6)
 
 # Per cent of the package that test processes alone have to see, branches counted; `make coverage` sees workers, too.
 FLOOR := 82

@@ -104,6 +104,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.rows", description=__doc__)
     parser.add_argument("rows", nargs="*", help="CELERY-KOMBU-REDIS; all unless named")
     parser.add_argument("--tests", nargs="+", default=TESTS, help="files or folders")
+    parser.add_argument("--only", default="", help="tests that match this, as pytest's -k")
     parser.add_argument("--faults", nargs="*", default=[f.name for f in FAULTS], help="by name")
     parser.add_argument("--seeds", type=int, default=2, help="trials of each fault (2)")
     parser.add_argument(
@@ -117,7 +118,8 @@ def _run(row: Row, options: argparse.Namespace) -> Outcome:
     junit = BUILD / f"{row.name}.xml"
     junit.unlink(missing_ok=True)
     pytest = [row.python, "-m", "pytest", "-q", "-n", options.jobs, "--dist", "loadgroup"]
-    subprocess.run([*pytest, f"--junitxml={junit}", *options.tests], cwd=ROOT, check=False)
+    chosen = ["-k", options.only] if options.only else []
+    subprocess.run([*pytest, *chosen, f"--junitxml={junit}", *options.tests], cwd=ROOT, check=False)
     outcome = _read(junit)
     if options.faults:
         faults = [row.python, "-m", "tests.faults", *options.faults, f"--seeds={options.seeds}"]
