@@ -9,10 +9,12 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from zlib import crc32
 
 import pytest
+import redis.utils
 from celery import _state
 from celery.app import builtins  # noqa: F401 (registers Celery's own shared tasks)
 from celery.backends import cache
@@ -62,6 +64,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("new-examples")
+
+# Each connection reads the metadata of redis-py for its version.
+redis.utils.get_lib_version = lru_cache(redis.utils.get_lib_version)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -29,8 +29,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, NoReturn
+
+import redis.utils
+from celery.utils.imports import load_extension_class_names
 
 from celery_batch.processes import reaper
 
@@ -209,6 +213,10 @@ def main() -> NoReturn:
     for name in _LIBRARIES:
         importlib.import_module(name)
     _hasten()
+    # What each would read from the metadata of all packages, a sixth of its start.
+    for namespace in ("celery.commands", "celery.result_backends"):
+        load_extension_class_names(namespace)
+    redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
     signal.signal(signal.SIGCHLD, lambda _number, _frame: _reap(os.WNOHANG))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.collect()
