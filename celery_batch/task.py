@@ -177,8 +177,8 @@ class BatchTask(ChunkCalls, ClientMethods):
     #: items stand alone. With False every item fails with the error, and none is seen twice.
     isolate_failures: ClassVar[bool | None] = None
 
-    #: How often an item's process may die while it runs before the item fails with `PoisonItem`;
-    #: the last time the item was alone.
+    #: How often a process may die that runs an item, or prepares it behind a running batch, before
+    #: the item fails with `PoisonItem`; the last time the item was alone.
     max_worker_losses: ClassVar[int | None] = None
 
     #: Whether each item has a tracer of its own; not where the function gets requests.
