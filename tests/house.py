@@ -29,9 +29,6 @@ LONGEST_BODY = 40
 #: attribute: that it is one of our own classes, or of Python itself.
 _OURS = re.compile(r"SLF001 \((?:our own|same module|Python's)\b")
 
-#: What else uses one, and is to move.  The check fails where one of them is no longer there.
-PRIVATE = {"celery_batch/worker/dispatch/job_submitter.py": "task._backend"}
-
 #: The imports that close a cycle today, each with its reason.  The check fails where one of them
 #: is no longer needed: this list only shrinks.
 ALLOWED = frozenset(
@@ -64,7 +61,7 @@ _PROGRAM_OPTIONS = ("-m", "-A")
 def main() -> int:
     """Print every place that breaks a rule, and return 1 if there is one."""
     cycles = cycle_complaints(Imports.of(ROOT, FOLDERS), ALLOWED)
-    found = [*long_bodies(), *private_uses(ROOT, PRIVATE), *cycles]
+    found = [*long_bodies(), *private_uses(ROOT), *cycles]
     print("\n".join(found) or "house: short functions, no private uses, no import cycle")  # noqa: T201
     return int(bool(found))
 
@@ -85,26 +82,18 @@ def _too_long(node: ast.FunctionDef | ast.AsyncFunctionDef, where: Path) -> Iter
         yield f"{where}:{node.lineno} {node.name}: body of {lines} lines, at most {LONGEST_BODY}"
 
 
-def private_uses(root: Path, allowed: Mapping[str, str]) -> Iterator[str]:
+def private_uses(root: Path) -> Iterator[str]:
     """
     Name every private attribute of another library that is used outside of `compat`.
 
     Args:
         root: Of the tree; ruff has found these, so each has a ``noqa``.
-        allowed: Uses that are left out, one for a path.
     """
-    left = dict(allowed)
     for path in sorted((root / "celery_batch").rglob("*.py")):
         where = path.relative_to(root)
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            if where.parts[1] == "compat" or "SLF001" not in line or _OURS.search(line):
-                continue
-            if (use := left.get(str(where))) and use in line:
-                del left[str(where)]
-            else:
+            if where.parts[1] != "compat" and "SLF001" in line and not _OURS.search(line):
                 yield f"{where}:{number} private to another library: use it in celery_batch/compat"
-    for name, use in left.items():
-        yield f"house.PRIVATE: {name} has no {use}: remove the entry"
 
 
 def cycle_complaints(imports: Imports, allowed: Collection[tuple[str, str]]) -> Iterator[str]:

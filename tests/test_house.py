@@ -9,7 +9,6 @@ import pytest
 from tests.house import (
     ALLOWED,
     FOLDERS,
-    PRIVATE,
     ROOT,
     Imports,
     cycle_complaints,
@@ -140,19 +139,11 @@ def test_private_parts_of_other_libraries_are_found(reason: str, tmp_path: Path)
         path = tmp_path / "celery_batch" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"\nx = task._private  {NOQA}{line}\n")
-    (found,) = private_uses(tmp_path, {})
+    (found,) = private_uses(tmp_path)
 
     assert found.startswith("celery_batch/web/b.py:2 private")
-    assert [] == list(private_uses(tmp_path, {"celery_batch/web/b.py": "task._private"}))
-
-
-def test_private_parts_that_have_moved_leave_the_list(tmp_path: Path) -> None:
-    """What is allowed and no longer there is named."""
-    (found,) = private_uses(tmp_path, {"celery_batch/web/b.py": "task._private"})
-
-    assert found.endswith("celery_batch/web/b.py has no task._private: remove the entry")
 
 
 def test_this_tree_keeps_private_parts_in_compat() -> None:
-    """All uses of other libraries' private attributes are there, but for those that are listed."""
-    assert [] == list(private_uses(ROOT, PRIVATE))
+    """All uses of other libraries' private attributes are there."""
+    assert [] == list(private_uses(ROOT))

@@ -12,7 +12,7 @@ from functools import wraps
 from operator import methodcaller
 from typing import Any
 
-from celery import group
+from celery import Task, group
 
 __all__ = [
     "call_options",
@@ -20,6 +20,7 @@ __all__ = [
     "raise_parent_error",
     "send_groups_with",
     "task_meta",
+    "uses_backend_of_app",
 ]
 
 #: Returns the options that a task gives to each of its calls.  It is no Python function, whose
@@ -71,3 +72,8 @@ def payload_of(request: Any) -> tuple[Any, Any, Any]:
 def raise_parent_error(result: Any) -> None:
     """Raise what a task before that of a result, in a chain, has failed with."""
     result._maybe_reraise_parent_error()  # noqa: SLF001
+
+
+def uses_backend_of_app(task: Any) -> bool:
+    """Return whether a task has no result backend of its own, without making one for the app."""
+    return type(task).backend is Task.backend and task._backend is None  # noqa: SLF001

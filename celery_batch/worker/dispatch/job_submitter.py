@@ -26,6 +26,7 @@ from celery.exceptions import TaskRevokedError
 from celery_batch.compat.billiard import PoolPipe
 from celery_batch.compat.celery import is_contested
 from celery_batch.compat.fast_paths import FastPaths, PathState
+from celery_batch.compat.tasks import uses_backend_of_app
 from celery_batch.task import BatchTask
 from celery_batch.worker.dispatch.batch_job import BatchJob
 
@@ -73,8 +74,7 @@ def may_overlap(task: Any) -> bool:
         isinstance(task, BatchTask)
         and task.traces_items
         and type(task).__call__ is Task.__call__
-        and type(task).backend is Task.backend
-        and task._backend is None  # noqa: SLF001 (the property would make one)
+        and uses_backend_of_app(task)
     )
 
 
