@@ -35,6 +35,7 @@ __all__ = [
     "decoded_body",
     "decoders",
     "decodes_json",
+    "drop_raw_message",
     "encodes_json",
     "library_errors",
     "lists_of_message",
@@ -212,6 +213,11 @@ def library_errors(connection: Any) -> Any:
 def open_channels(connection: Any) -> Iterable[Any]:
     """Return the Redis channels of a connection whose events a loop reads."""
     return connection.transport.cycle._channels  # type: ignore[no-any-return]  # noqa: SLF001
+
+
+def drop_raw_message(message: Any) -> None:
+    """Forget the form in which a message came, which is needed only until it is recorded."""
+    message._raw = None  # noqa: SLF001
 
 
 def set_decoded_body(message: Any, decoded: Any) -> None:

@@ -148,6 +148,16 @@ def test_requests_are_celery_s(app: Celery, consumer: SimpleNamespace, options: 
     assert [request.id for request in ours] == list(state.requests)
 
 
+def test_a_request_keeps_its_headers_once(app: Celery, consumer: SimpleNamespace):
+    """The message of one that waits has no second dict of them."""
+    message = message_of(app, more={"tenant": "a"})
+    headers = message.headers
+    (request,) = Ways(consumer).short(message) or ()
+
+    assert headers.items() <= message.headers.items()
+    assert request.request_dict is message.headers
+
+
 @pytest.mark.parametrize("zone", ["Asia/Tokyo", None])
 def test_naive_times_are_of_the_apps_zone(app: Celery, consumer: SimpleNamespace, zone: str | None):
     """A time without a zone is read in the zone that Celery reads it in."""

@@ -200,7 +200,7 @@ class FastPath:
         collects = self._scheduler.running_messages.collects
         call_soon = self._call_soon_ack
         later = partial(call_soon, message.ack_log_error)
-        return self._request(
+        request = self._request(
             message,
             on_ack=message.ack_log_error if collects else later,
             on_reject=partial(call_soon, message.reject_log_error),
@@ -208,6 +208,8 @@ class FastPath:
             headers=message.headers,
             **self._constant,
         )
+        message.headers = request.request_dict  # which has all of them, and is kept
+        return request
 
 
 def _log_received(request: Any) -> None:

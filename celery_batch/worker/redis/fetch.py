@@ -31,7 +31,7 @@ from kombu.utils.json import dumps
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
-from celery_batch.compat.kombu import BlockingPop, raw_message, redis_list
+from celery_batch.compat.kombu import BlockingPop, drop_raw_message, raw_message, redis_list
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.redis.scripts import script
 from celery_batch.worker.redis.wakeup import QueueWakeup
@@ -359,6 +359,7 @@ class BulkFetch:
             self._recorded.discard(tag)
         else:
             self._record(message, tag)
+        drop_raw_message(message)  # Redis has it
         virtual.QoS.append(self._qos, message, tag)
 
 
