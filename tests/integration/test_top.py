@@ -39,7 +39,7 @@ def load(shop):
     stop = threading.Event()
 
     def send():
-        while not stop.wait(0.05):
+        while not stop.wait(0.1):
             shop.double.delay_many(range(20))
 
     thread = threading.Thread(target=send)

@@ -11,6 +11,10 @@ from tests.integration.features.test_chunks import close_both_slots
 from tests.services.place import SOON, Place
 
 
+#: Batches are made of what has been received, in whatever way.
+pytestmark = pytest.mark.alike_on_brokers
+
+
 def costs(place: Place) -> list[int]:
     """Return what each call of the model has cost."""
     return [max(lengths) * len(lengths) for lengths in place.batches("tokens")]

@@ -9,6 +9,10 @@ from tests.integration.features.test_chunks import close_both_slots
 from tests.services.place import SOON, Place, eventually
 
 
+#: Batches are made of what has been received, in whatever way.
+pytestmark = pytest.mark.alike_on_brokers
+
+
 def calls(place: Place) -> list[tuple[str, ...]]:
     """Return the language and the texts of each call of the model."""
     return [tuple(batch) for batch in place.batches("spoken")]

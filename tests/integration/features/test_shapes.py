@@ -8,6 +8,9 @@ from celery_batch import ItemTooLarge
 from tests.integration.features.test_chunks import close_both_slots
 from tests.services.place import SOON, Place
 
+#: Batches are made of what has been received, in whatever way.
+pytestmark = pytest.mark.alike_on_brokers
+
 POOLS = pytest.mark.pools("prefork", "solo", "threads")
 
 #: Those of the sizes 1, 2 and 4 and the lengths 8, 16 and 32 that cost 64 at most.
