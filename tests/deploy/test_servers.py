@@ -169,6 +169,7 @@ def test_missing_redis_is_explained(run):
     assert demo.left() == []
 
 
+@pytest.mark.thorough("a demo whose worker is killed under load")
 def test_worker_killed_in_the_middle_is_reported(run):
     """A worker that is killed in the middle ends the demo, which names it and how it ended."""
     demo = run("demo", "--requests=100000")

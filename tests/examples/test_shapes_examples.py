@@ -132,6 +132,7 @@ def test_a_worker_embeds_texts_as_the_model_does(broker, in_python, tmp_path):
     assert "embed: warmed up with 11 shapes" in log
 
 
+@pytest.mark.thorough("an example's pictures at each recorded size")
 def test_pictures_meet_no_size_that_is_not_recorded():
     """Sizes are recorded in the warm-up, the largest first, and broken pictures need no other."""
     load_models(cuda_graphs.app, ["classify"])

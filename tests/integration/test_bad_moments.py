@@ -21,12 +21,16 @@ def stage(redis_server: RedisServer, tmp_path: Path) -> Iterator[Stage]:
         yield stage
 
 
+#: The moment is in code that all pools share.
+_OTHER = pytest.mark.thorough("quits at a bad moment on another pool")
+
+
 @pytest.mark.parametrize(
     ("moment", "pool"),
     [
         ("deciding", "prefork"),
-        ("deciding", "threads"),
-        ("queueing", "prefork"),
+        pytest.param("deciding", "threads", marks=_OTHER),
+        pytest.param("queueing", "prefork", marks=_OTHER),
         ("queueing", "threads"),
         ("reading", "prefork"),
         ("logging", "threads"),

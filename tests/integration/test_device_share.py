@@ -51,7 +51,17 @@ def test_a_batch_of_another_task_runs_before_the_one_that_is_ready(fresh: Stage)
 
 
 @pytest.mark.parametrize(
-    ("pool", "processes"), [("prefork", 1), ("prefork", 2), ("solo", 1), ("threads", 1)]
+    ("pool", "processes"),
+    [
+        ("prefork", 1),
+        ("threads", 1),
+        *(
+            pytest.param(
+                *where, marks=pytest.mark.thorough("a backlog on solo and on two processes")
+            )
+            for where in (("prefork", 2), ("solo", 1))
+        ),
+    ],
 )
 def test_a_request_waits_for_no_backlog_of_another_task(fresh: Stage, pool: str, processes: int):
     """On any pool it runs after the batches that run when it comes, and one more at most."""

@@ -10,7 +10,6 @@ from celery_batch import ChunkFailed, InvalidCost, ItemTooLarge
 from tests.integration.features.test_chunks import close_both_slots
 from tests.services.place import SOON, Place
 
-
 #: Batches are made of what has been received, in whatever way.
 pytestmark = pytest.mark.alike_on_brokers
 
