@@ -43,11 +43,11 @@ _reading = _Reading()
 @contextmanager
 def as_stored() -> Iterator[None]:
     """Read and forget on this thread no more than what is stored: only that is of interest."""
-    _reading.is_passed_on = False
+    former, _reading.is_passed_on = _reading.is_passed_on, False
     try:
         yield
     finally:
-        _reading.is_passed_on = True
+        _reading.is_passed_on = former
 
 
 def key_prefix(backend: Any) -> str:

@@ -19,6 +19,7 @@ __all__ = [
     "forget_payload",
     "may_be_large",
     "mentions_payload",
+    "read_if_payload",
     "release",
     "restored",
     "with_stored_result",
@@ -31,6 +32,9 @@ _LARGE = ("result", "args", "kwargs")
 
 #: Seconds for which a payload outlives the result that refers to it.
 _LONGER = 60.0
+
+#: Bytes at the end of an encoded result that have its whole reference, with the most values.
+_END = 1 << 14
 
 #: Seconds for which the payload of a result that never expires is kept: a hundred years.
 _FOR_EVER = 3.2e9
@@ -73,7 +77,7 @@ def with_stored_result(backend: Any, meta: dict[str, Any]) -> dict[str, Any]:
     except StoreError as error:
         payloads.warn_once("The payload store refuses results, which are stored whole: %s", error)
         return meta
-    return {**meta, **found, PAYLOADS: list(reference)}
+    return {**meta, **found, PAYLOADS: list(reference)}  # at the end, which is looked at first
 
 
 def mentions_payload(value: bytes) -> bool:
@@ -119,11 +123,21 @@ def release(backend: Any, task_id: str) -> None:
         return  # only with these do workers store results so
     try:
         if AppPayloads.of(backend.app).store is not None:
-            value = backend.get(backend.get_key_for_task(task_id))
-            if value and mentions_payload(value):
+            value = read_if_payload(backend, task_id)
+            if value is not None:
                 forget_payload(backend, backend.decode(value))
     except Exception as error:  # noqa: BLE001 (Celery meets it next, and tries again if it may)
         logger.debug("A result could not be read, and its payload expires: %s", error)
+
+
+def read_if_payload(backend: Any, task_id: str) -> bytes | None:
+    """Return an encoded result from Redis if it may refer to a payload; of others read the end."""
+    key = backend.get_key_for_task(task_id)
+    end: bytes = backend.client.getrange(key, -_END, -1)
+    if not mentions_payload(end):
+        return None
+    whole: bytes | None = end if len(end) < _END else backend.get(key)
+    return whole
 
 
 def forget_payload(backend: Any, meta: Any) -> None:

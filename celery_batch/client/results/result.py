@@ -34,7 +34,7 @@ from celery_batch.client.results.states import StateIterator
 from celery_batch.client.results.waiting import ThreadWaiter, is_stored_elsewhere, wait_until_ended
 from celery_batch.compat.kombu import decodes_json
 from celery_batch.compat.results import as_stored
-from celery_batch.payloads.results import forget_payload, mentions_payload
+from celery_batch.payloads.results import forget_payload, mentions_payload, read_if_payload
 from celery_batch.protocol import BatchInfo
 from celery_batch.serialization.arrays import array_decoder
 from celery_batch.serialization.decoding import decode_json
@@ -248,14 +248,17 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         """Forget the result, here and where it is stored; see Celery."""
         self.forget_payload()
         self._forget_here()
-        with as_stored():
-            super().forget()
+        if self.parent:
+            self.parent.forget()
+        self.backend.remove_pending_result(self)
+        with as_stored():  # its payload is deleted; a parent may be Celery's own result
+            self.backend.forget(self.id)
 
     def forget_payload(self) -> None:
         """Delete what is stored beside the result, if anything is."""
         value = self._pending.value
         if not value and isinstance(self.backend, RedisBackend):  # or it was too large to be sent
-            value = self.backend.get(self.backend.get_key_for_task(self.id))
+            value = read_if_payload(self.backend, self.id)
         if value and mentions_payload(value):
             forget_payload(self.backend, self.backend.decode(value))
 
