@@ -15,7 +15,7 @@ from kombu.utils.functional import retry_over_time
 from celery_batch.compat.deadline import current_deadline, waiting_until
 from celery_batch.errors import InvalidPayload, MessageTooLarge
 from celery_batch.payloads.app_payloads import SERIALIZERS, AppPayloads, seconds_until
-from celery_batch.payloads.store import NameTooLong, StoreError, StoreRefused
+from celery_batch.payloads.store import NameTooLong, StoreAway, StoreError, StoreRefused
 from celery_batch.payloads.values import JSON, PayloadReference, Payloads, put_back, take_out
 from celery_batch.protocol import PAYLOADS
 from celery_batch.serialization.stored_value import StoredValue
@@ -52,7 +52,7 @@ class Uploads:
     """
     Payloads of calls that are written together, and that are stored together before.
 
-    A store that has failed is not asked again with the same retries, for a thousand calls would
+    A store that is away is not asked again with the same retries, for a thousand calls would
     each wait for it.
     """
 
@@ -66,6 +66,8 @@ class Uploads:
         self._deadline = 0.0
         #: Why payloads are not stored, by the ids of the tasks whose messages cannot be sent.
         self.failed: dict[str, OperationalError] = {}
+        #: The ids of tasks that a chord's body waits for.
+        self._of_chords: set[str] = set()
         #: Why the store is not asked again, and with which retries it was asked.
         self._failure: tuple[Any, OperationalError] | None = None
 
@@ -91,6 +93,8 @@ class Uploads:
         if payloads is not self._payloads:
             self.flush()
             self._payloads, self._failure = payloads, None
+        if options.get("chord"):
+            self._of_chords.add(task_id)
         size, retries = len(upload.data), _retries(options)
         if self._failure is not None and self._failure[0] == retries:
             self.failed[task_id] = self._failure[1]
@@ -120,6 +124,16 @@ class Uploads:
             found = {task_id: errors[failed[key]] for task_id, key in keys.items()}
             self._note(found, len(waiting), retries, deadline)
 
+    def require_chords(self) -> None:
+        """
+        See that what is not stored belongs to no chord, whose body would wait for ever.
+
+        Raises:
+            OperationalError: The payload of a call is not stored, and a chord has that.
+        """
+        for task_id in self._of_chords.intersection(self.failed):
+            raise self.failed[task_id]
+
     def require(self, task_id: str) -> None:
         """
         Store all that wait, before the message of a call is sent.
@@ -134,12 +148,12 @@ class Uploads:
     def _note(
         self, failed: dict[str, OperationalError], tried: int, retries: Any, deadline: float
     ) -> None:
-        """Note which of so many payloads are not stored; if all, the store may have failed."""
+        """Note which of so many payloads are not stored; if all, the store may be away."""
         self.failed.update(failed)
         errors = list(failed.values())
-        is_about_one = any(isinstance(each.__cause__, NameTooLong) for each in errors)
+        is_away = all(isinstance(each.__cause__, StoreAway) for each in errors)
         # Others' deadlines may be later, and do end.
-        if len(errors) == tried and not is_about_one and deadline == math.inf:
+        if is_away and errors and len(errors) == tried and deadline == math.inf:
             self._failure = retries, errors[0]
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "ObjectPayloads",
     "PayloadStore",
     "RedisPayloads",
+    "StoreAway",
     "StoreError",
     "StoreRefused",
     "open_store",
@@ -49,6 +50,12 @@ _UNFINISHED = f".{PREFIX}"
 
 #: Bytes that one round trip reads at most, unless a single payload is larger.
 _MOST_BYTES = 64 << 20
+
+#: The least limit to a value's bytes that a Redis may have: it breaks off as it is sent more.
+_LEAST_LIMIT = 1 << 20
+
+#: What the name of an error has that says that a store is away, whatever library raises it.
+_AWAY = ("Connect", "Timeout")
 
 #: Seconds without any byte after which a Redis is taken for away.
 _TIMEOUT = 10.0
@@ -76,6 +83,10 @@ class StoreError(Exception):
 
 class StoreRefused(StoreError):
     """The store does not let this process do what it has to."""
+
+
+class StoreAway(StoreError):
+    """The store does not answer at all: other payloads would wait for it, too."""
 
 
 class NameTooLong(StoreError):
@@ -199,12 +210,24 @@ class RedisPayloads(PayloadStore):
         try:
             answers = pipeline.execute(raise_on_error=False)
         except (RedisError, OSError) as error:
+            if len(keys) == 1 and self._broke_off(error, len(data)):
+                text = f"{error} A value of {len(data)} bytes may be more than its server takes"
+                return {key: StoreError(text)}
             answers = [error] * len(keys)
         return {
             key: _store_error(answer)
             for key, answer in zip(keys, answers, strict=True)
             if isinstance(answer, Exception)
         }
+
+    def _broke_off(self, error: Exception, size: int) -> bool:
+        """Return whether a server answers that has broken off as it was sent a large value."""
+        if size < _LEAST_LIMIT or not isinstance(error, RedisConnectionError):
+            return False
+        try:
+            return bool(self._client.ping())
+        except (RedisError, OSError):
+            return False
 
     def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
         """Return payloads; see `PayloadStore.get`."""
@@ -247,7 +270,12 @@ class RedisPayloads(PayloadStore):
 
 
 def _store_error(error: Exception) -> StoreError:
-    found = (StoreRefused if isinstance(error, NoPermissionError) else StoreError)(str(error))
+    kind = StoreError
+    if isinstance(error, (NoPermissionError, PermissionError)):
+        kind = StoreRefused
+    elif any(word in each.__name__ for each in type(error).__mro__ for word in _AWAY):
+        kind = StoreAway
+    found = kind(str(error))
     found.__cause__ = error
     return found
 
@@ -307,8 +335,7 @@ class DirectoryPayloads(PayloadStore):
         except OSError as error:
             with suppress(OSError):
                 written.unlink(missing_ok=True)
-            kind = StoreRefused if isinstance(error, PermissionError) else StoreError
-            raise kind(str(error)) from error
+            raise _store_error(error) from error
 
     def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
         """Return payloads; see `PayloadStore.get`."""
@@ -429,8 +456,7 @@ class ObjectPayloads(PayloadStore):
                 self._is_made = True
             self._fs.pipe_file(self._path(key), bytes(data))
         except Exception as error:
-            kind = StoreRefused if isinstance(error, PermissionError) else StoreError
-            raise kind(str(error)) from error
+            raise _store_error(error) from error
 
     def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
         """Return payloads; see `PayloadStore.get`."""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
-from celery import Celery, group
+from celery import Celery, chord, group
 from celery.worker.request import Request
 from kombu.exceptions import EncodeError, OperationalError
 
@@ -26,7 +26,7 @@ from celery_batch import BatchTask, MessageTooLarge, PartlySent, QueueFull
 from celery_batch.compat.deadline import waiting_until
 from celery_batch.errors import ConfigurationError
 from celery_batch.payloads.app_payloads import AppPayloads, seconds_until
-from celery_batch.payloads.store import StoreError
+from celery_batch.payloads.store import StoreAway, StoreError
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.protocol import READS_PAYLOADS
 
@@ -431,6 +431,39 @@ def test_each_coroutines_call_is_tried_as_often_as_it_may(make: Any, client: red
     assert [sent.id] == ids_in_queue(client)
 
 
+@pytest.mark.parametrize("shape", ["chord", "in a group", "slow", "single"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_chords_members_are_all_sent_or_none(
+    make: Any, client: redis.Redis, shape: str, place: int
+):
+    """Its body could never run, whatever the others give."""
+    task = make(batch_payload_store="redis://127.0.0.1:1/0", batch_bulk=shape != "single")
+    options = {"headers": {"mine": 1}, "priority": 0} if shape == "slow" else {}
+    values = [1, 2, 3]
+    values[place] = LARGE
+    members = [task.s(value).set(**options) for value in values]
+    whole = chord(members, task.s())
+    with pytest.raises(OperationalError, match=_SAYS):
+        (group(task.s(1), whole) if shape == "in a group" else whole).apply_async()
+
+    assert client.llen("celery") == (place if shape == "single" else 0)
+
+
+def test_a_value_that_is_too_large_for_redis(make: Any, client: redis.Redis):
+    """The store takes the other values of the same calls."""
+    with (
+        RedisServer() as store,
+        redis.Redis(unix_socket_path=f"{store.directory}/redis.sock") as its_client,
+    ):
+        its_client.config_set("proto-max-bulk-len", 3 << 20)
+        task = make(batch_payload_store=store.url)
+        with pytest.raises(PartlySent, match="8388608 bytes may be more") as caught:
+            task.delay_many([np.ones(1 << 21, "f4"), np.ones(1 << 19, "f4"), LARGE, 1])
+
+    assert [1, 2, 3] == list(caught.value.places)
+    assert client.llen("celery") == 3
+
+
 class _Away:
     """A store that is away for some tries, which it counts."""
 
@@ -442,7 +475,7 @@ class _Away:
     def put_many(self, payloads: Any) -> dict[str, StoreError]:
         """Store none, or say so."""
         self.tries += 1
-        return {key: StoreError("away") for key, *_ in payloads if self.tries <= self._fails}
+        return {key: StoreAway("away") for key, *_ in payloads if self.tries <= self._fails}
 
 
 #: A policy of five tries, or of as many as there is time for.

@@ -290,6 +290,8 @@ class BulkWrite:
         """
         Write all messages but those whose payloads cannot be stored.
 
+        Of a chord's members all are written or none: its body would never run.
+
         Raises:
             OperationalError: Not all of them could be sent.
         """
@@ -299,6 +301,7 @@ class BulkWrite:
         try:
             self.uploads.flush()
             failed = self.uploads.failed
+            self.uploads.require_chords()
             messages = [each for each, result in pairs if not failed or result.id not in failed]
             if self._send_buffer is not None and messages:
                 self._send_buffer.send(messages, self.producer)
