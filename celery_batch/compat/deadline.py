@@ -190,9 +190,8 @@ def _retrying_backend(wait: Any) -> Any:
     """Have the backend try again until the deadline; it subscribes to results in each call."""
 
     def wait_in_time(self: Any, max_retries: Any, error: Exception, *args: Any) -> float:
-        seconds: float = wait(self, max_retries, error, *args)
         if time.monotonic() >= current_deadline():
             raise error
-        return _limited(seconds) or 0.0
+        return _limited(wait(self, max_retries, error, *args)) or 0.0
 
     return wait_in_time

@@ -11,6 +11,7 @@ from typing import Any
 from celery import bootsteps
 from celery.backends.redis import RedisBackend, SentinelBackend
 from celery.concurrency.prefork import TaskPool as PreforkPool
+from celery.concurrency.thread import TaskPool as ThreadsPool
 from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_FAILURE
 from celery.worker.consumer.consumer import Evloop
@@ -128,12 +129,12 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
                 del worker.pool.on_stop
             elif self.tasks:
                 load_models(worker.app, self._names)
-                overlap_in(worker.pool, worker.app)
             else:
                 registry.prepare_later(partial(load_models, worker.app, ()))
         except BatchError as error:
             release_starter(worker)
             self._fail(error)
+        overlap_in(worker.pool, worker.app)
         gc.freeze_existing()
         if self._warm_up is not None:
             gc.collect_less_often()
@@ -269,9 +270,11 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def _name_of(pool: Any) -> str:
-    """Return what ``--pool`` calls it."""
-    name = str(type(pool).__module__.rpartition(".")[2])
-    return {"thread": "threads"}.get(name, name)
+    """Return what ``--pool`` calls it, or what its base is called there."""
+    for kind, name in ((PreforkPool, "prefork"), (ThreadsPool, "threads")):
+        if isinstance(pool, kind):
+            return name
+    return str(type(pool).__module__.rpartition(".")[2])
 
 
 def _path_states(consumer: Any) -> Iterator[PathState]:
@@ -283,8 +286,8 @@ def _path_states(consumer: Any) -> Iterator[PathState]:
     events = "task events are on" if has_events else ""
     yield PathState("intake", paths.state("intake").reason or events)
     for path in ("write_ahead", "overlap"):
-        most = controller.max_concurrency or controller.concurrency
-        state = overlap_state(app, most, path, pool=_name_of(consumer.pool))
+        name, most = _name_of(consumer.pool), controller.max_concurrency or controller.concurrency
+        state = overlap_state(app, most, path, pool=name)
         if path == "write_ahead" and isinstance(consumer.pool, PreforkPool):
             state = PathState(path, state.reason or PoolPipe.why_not(consumer.pool))
         yield state
@@ -310,6 +313,7 @@ def attach_steps(consumer: Any) -> None:
     logger.info("The first batch task was defined after this worker's start: it is served now")
     BatchMetrics(worker)  # which registers in the context of the worker
     notify_clients(worker.app, batch_tasks(worker.app))
+    overlap_in(worker.pool, worker.app)
     step = BatchConsumer(consumer)
     # Another list: Celery is still going through the old one, whose last step is running.
     steps = list(consumer.steps)

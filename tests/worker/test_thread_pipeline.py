@@ -203,6 +203,43 @@ def test_a_model_or_a_hook_that_exits_fails_its_batch(pool: Pool, name: str, val
     assert {name: "WorkerLostError", "b": [(0, "1")]} == ends
 
 
+def test_what_was_revoked_behind_an_ordinary_job_is_not_prepared(pool: Pool):
+    """A batch that nothing may be prepared beside is accepted first, which leaves that out."""
+    pool.task.may_run.set()
+    pool.send_ordinary("plain")
+    pool.send("a", on_accepted=lambda payload: payload.clear())
+
+    assert ["plain", "a"] == [pool.next_end()[0] for _ in range(2)]
+    assert "plain" == pool.task.entered.get_nowait()
+    assert pool.task.entered.empty()
+
+
+def test_a_batch_that_cannot_be_accepted_fails_alone(pool: Pool):
+    """The one before it is finished, and the next one runs."""
+
+    def fail(_: BatchPayload) -> None:
+        raise OSError("no connection")
+
+    pool.send("a")
+    pool.send("b", on_accepted=fail)
+    pool.send("c")
+    pool.task.may_run.set()
+    ends = dict(pool.next_end() for _ in range(3))
+
+    assert {"a": [(0, "1")], "b": "WorkerLostError", "c": [(0, "1")]} == ends
+
+
+def test_a_stop_that_is_interrupted_leaves_no_thread_behind(pool: Pool):
+    """What runs is finished, though the pool's own stop does not return."""
+    pool.send("a")
+    pool.send("b")
+    assert {"a", "b"} == {pool.task.entered.get(timeout=SOON) for _ in range(2)}
+    pool.pool.executor.shutdown(wait=False, cancel_futures=True)
+    pool.task.may_run.set()
+
+    assert ("a", [(0, "1")]) == pool.next_end()
+
+
 def test_a_worker_that_the_model_stops_reports_no_end(pool: Pool):
     """The requests go back to the broker."""
     pool.task.may_run.set()

@@ -303,7 +303,7 @@ class BatchJob:
 
     def _leave_out_revoked(self) -> Collection[str]:
         """
-        Leave out requests that were revoked or expired while the batch waited for a thread.
+        Leave out requests that were revoked or expired while the batch waited, and announce it.
 
         Returns:
             The ids of those that will not run, and that the pool still returns.
@@ -313,7 +313,7 @@ class BatchJob:
             return ()
         with self._lock:
             wanted = [not _is_revoked(request) for request in self.requests]
-            if payload.is_read_ahead:
+            if payload.is_read_ahead:  # the model's call leaves them out
                 payload.revoked = {each.id for each in self.requests if each.is_done}
                 return payload.revoked
             self._keep(wanted)

@@ -1,12 +1,11 @@
 """
 Batches of a threads pool that has one thread.
 
-The pool's thread calls models.  Helper threads prepare the next batch and finish the last one
+The pool's thread calls models.  Worker threads prepare the next batch and finish the last one
 beside it, as in a pool process; see `pipeline`.
 
 Rule 1: jobs run in the order in which the pool got them.
-Rule 2: nothing of ours runs beside an ordinary task or beside a request that may have ended a
-        worker.
+Rule 2: nothing of ours runs beside an ordinary task or a suspect, a request whose process died.
 Rule 3: a batch is accepted when its model is about to run, and it is done when its results are
         stored.
 """
@@ -21,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -47,7 +47,7 @@ _THREADS = 2
 
 
 class _Cancelled(BaseException):
-    """The pool stops: the model of a batch that was prepared is not called."""
+    """The model of a batch that was prepared is not called: the pool stops."""
 
 
 class _Batch(OverlappedBatch):
@@ -68,8 +68,24 @@ class _Batch(OverlappedBatch):
     ) -> None:
         super().__init__((None, None), arguments)
         self.on_accepted, self.on_end = on_accepted, on_end
-        #: Whether a helper thread has it, or will.
+        #: Whether a worker thread has it, or will.
         self.is_traced = False
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """
+    A job of the pool's thread.
+
+    Args:
+        run: Runs it.
+        batch: Its batch, if that overlaps.
+        is_exclusive: Whether nothing may run beside it.
+    """
+
+    run: Callable[[], object]
+    batch: _Batch | None = None
+    is_exclusive: bool = False
 
 
 class ThreadPipeline:
@@ -85,12 +101,12 @@ class ThreadPipeline:
         self._app = app
         self._pool = pool
         self._stop_pool = pool.on_stop
-        self._helpers = ThreadPoolExecutor(_THREADS, thread_name_prefix="batch-worker")
-        #: Guards the counts, and which batches are traced.
+        self._workers = ThreadPoolExecutor(_THREADS, thread_name_prefix="batch-worker")
+        #: Guards the jobs, and which batches are traced.
         self._lock = threading.Lock()
-        #: How many jobs wait for the pool's thread; how many that run alone wait or run.
-        self._waiting = self._exclusive = 0
-        #: The batch whose model ran last; its helper may not know yet that the model is done.
+        #: The job that runs, and those that wait.
+        self._jobs: list[_Job] = []
+        #: The batch whose model ran last; its thread may not know yet that the model is done.
         self._last: _Batch | None = None
         #: Batches whose model was called, oldest first.
         self._unfinished: deque[_Batch] = deque()
@@ -111,96 +127,102 @@ class ThreadPipeline:
         **_: Any,
     ) -> ApplyResult:
         """Submit a job, as the pool's own method does."""
-        overlaps = target is run_batch and self._overlaps(*args)
-        if overlaps and not args[1].is_lone:
-            batch = _Batch(args, accept_callback, callback)
-            batch.payload.is_read_ahead = True
-            future = self._submit(partial(self._call_model, batch))
-            future.add_done_callback(partial(self._cancel_if, batch))
-            self._trace_soon(batch)
+        run = partial(apply_target, target, args, kwargs, callback, accept_callback)
+        if not (target is run_batch and self._overlaps(*args)):
+            job = _Job(partial(self._run_alone, run), is_exclusive=True)
+        elif args[1].is_lone:  # to hand it over would cost more than it gives
+            job = _Job(partial(self._run_lone, run))
         else:
-            run = partial(apply_target, target, args, kwargs, callback, accept_callback)
-            # A lone batch is prepared and finished here: a helper would cost more than it gives.
-            future = self._submit(run) if overlaps else self._submit_alone(run)
-        return ApplyResult(future)
+            batch = _Batch(args, accept_callback, callback)
+            job = _Job(partial(self._call_model, batch), batch)
+        return ApplyResult(self._submit(job))
 
     def stop(self) -> None:
         """Stop the pool, and return when the batches whose model was called are finished."""
         self._stop_pool()
-        self._release_last()  # which the next job would have done, that is cancelled now
-        self._helpers.shutdown()
+        self._workers.shutdown()
 
     def _overlaps(self, task_name: str, payload: BatchPayload, *_: Any) -> bool:
         return payload.reason != Reason.ALONE and may_overlap(self._app.tasks.get(task_name))
 
-    def _submit(self, run: Callable[[], Any]) -> Future[None]:
-        with self._lock:
-            self._waiting += 1
+    def _submit(self, job: _Job) -> Future[object]:
         executor: ThreadPoolExecutor = self._pool.executor
-        return executor.submit(self._run, run)
-
-    def _submit_alone(self, run: Callable[[], Any]) -> Future[None]:
         with self._lock:
-            self._exclusive += 1
-        return self._submit(partial(self._run_alone, run))
+            may_trace = not any(each.is_exclusive for each in self._jobs)
+            self._jobs.append(job)
+        try:
+            future = executor.submit(job.run)
+        except RuntimeError:  # the pool is closing
+            self._jobs.remove(job)
+            raise
+        future.add_done_callback(partial(self._ended, job))
+        if job.batch is not None and may_trace:
+            self._trace_ahead(job.batch)
+        return future
 
-    def _trace_soon(self, batch: _Batch, *, is_next: bool = False) -> None:
-        """Have a helper prepare a batch, unless a job waits or runs beside which nothing may."""
+    def _ended(self, job: _Job, future: Future[object]) -> None:
+        """Forget a job that has run, or was cancelled."""
+        if job.batch is not None and (future.cancelled() or future.exception() is not None):
+            job.batch.cancel(_Cancelled())
         with self._lock:
-            if batch.is_traced or (self._exclusive and not is_next):
+            self._jobs.remove(job)
+            is_last = not self._jobs
+        if is_last:  # else the next job releases the batch before it
+            self._release_last()
+
+    def _release_last(self) -> None:
+        with self._lock:
+            last, self._last = self._last, None
+        if last is not None:
+            last.release()
+
+    def _trace_ahead(self, batch: _Batch) -> None:
+        """Have a worker thread prepare a batch before the pool's thread takes it."""
+        with self._lock:
+            if batch.is_traced:
                 return
-            batch.is_traced = True
-        self._helpers.submit(self._trace, batch)
-
-    @staticmethod
-    def _cancel_if(batch: _Batch, future: Future[Any]) -> None:
-        if future.cancelled():
-            batch.cancel(_Cancelled())
+            batch.is_traced = batch.payload.is_read_ahead = True
+        self._workers.submit(self._trace, batch)
 
     # These methods run on the pool's thread.
 
-    def _run(self, run: Callable[[], Any]) -> None:
-        with self._lock:
-            self._waiting -= 1
-        close_django_connections(self._app)  # signals do so on the helpers
-        try:
-            run()
-        finally:
-            if not self._waiting:  # else the next job releases it
-                self._release_last()
-
-    def _run_alone(self, run: Callable[[], Any]) -> None:
+    def _run_alone(self, run: Callable[[], object]) -> None:
         self._release_last()
         while self._unfinished:
             self._unfinished.popleft().await_finish(None)
-        try:
-            run()
-        finally:
-            with self._lock:
-                self._exclusive -= 1
+        run()
+
+    def _run_lone(self, run: Callable[[], object]) -> None:
+        self._release_last()
+        run()
 
     def _call_model(self, batch: _Batch) -> None:
-        self._trace_soon(batch, is_next=True)
-        last, self._last = self._last, batch
+        with self._lock:
+            is_traced, batch.is_traced = batch.is_traced, True
+            last, self._last = self._last, batch
         while self._unfinished and self._unfinished[0].is_finished:
             self._unfinished.popleft()
-        self._unfinished.append(batch)
-        batch.on_accepted(os.getpid(), time.monotonic())
         try:
+            close_django_connections(self._app)  # signals do so on the worker threads
+            batch.on_accepted(os.getpid(), time.monotonic())
+            if not is_traced:  # now, for nothing that was revoked meanwhile to be traced
+                self._workers.submit(self._trace, batch)
+            self._unfinished.append(batch)
             batch.run(last)
         except (WorkerShutdown, WorkerTerminate):
             raise
         except BaseException as error:  # noqa: BLE001 (as Celery's pools report an exit)
+            batch.cancel(_Cancelled())
             batch.on_end(_lost(error))
+        finally:
+            if last is not None:
+                last.release()
 
-    def _release_last(self) -> None:
-        last, self._last = self._last, None
-        if last is not None:
-            last.release()
-
-    # This method runs on the helpers.
+    # This method runs on the worker threads.
 
     def _trace(self, batch: _Batch) -> None:
+        if batch.has_raised:  # it was cancelled while it waited for a worker thread
+            return
         try:
             end = trace_batch(batch.task_name, batch.payload, batch.run_model)
         except BaseException as error:  # noqa: BLE001 (the model has ended the batch, or a hook)
