@@ -207,7 +207,7 @@ def test_results_are_deleted_with_one_command(monkeypatch):
         return number
 
     deleted, forgotten = [], []
-    commands = {"delete": lambda *keys: deleted.append(keys), "get": lambda *_: None}
+    commands = {"delete": lambda *keys: deleted.append(keys), "getrange": lambda *_: b""}
     monkeypatch.setattr(RedisBackend, "client", type("", (), commands))
     monkeypatch.setattr(RedisBackend, "forget", lambda _backend, task_id: forgotten.append(task_id))
     monkeypatch.setattr(RedisBackend, "remove_pending_result", lambda *_: None)
