@@ -21,6 +21,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tests.faults.faults import FAULTS
@@ -147,16 +148,22 @@ def _read(junit: Path) -> Outcome:
         str(found.get("message")) for case in cases if (found := case.find("skipped")) is not None
     )
     failed = [
-        f"{case.get('classname')}::{case.get('name')}"
+        f"{case.get('classname')}::{case.get('name')}: {error.get('message')}"
         for case in cases
-        if case.find("failure") is not None or case.find("error") is not None
+        if (error := _error_of(case)) is not None
     ]
     return Outcome(len(cases) - len(failed) - skipped.total(), failed, skipped)
 
 
+def _error_of(case: ET.Element) -> ET.Element | None:
+    """Return why a test has failed; None if it has not."""
+    found = case.find("failure")
+    return case.find("error") if found is None else found
+
+
 def _table(outcomes: dict[str, Outcome]) -> Table:
     columns = ("Celery-kombu-redis", "passed", "skipped", "failed", "faults", "mixed fleet")
-    table = Table(*columns, caption="\n".join(_notes(outcomes)), caption_justify="left")
+    table = Table(*columns, caption=escape("\n".join(_notes(outcomes))), caption_justify="left")
     for name, each in outcomes.items():
         counts = (each.passed, each.skipped.total(), len(each.failed))
         table.add_row(name, *map(str, counts), each.faults, each.mixed)
