@@ -203,6 +203,32 @@ def test_a_model_or_a_hook_that_exits_fails_its_batch(pool: Pool, name: str, val
     assert {name: "WorkerLostError", "b": [(0, "1")]} == ends
 
 
+@pytest.mark.parametrize("error", [None, OSError("no connection")])
+def test_starts_are_reported_while_the_model_runs(
+    pool: Pool, caplog: pytest.LogCaptureFixture, error: Exception | None
+):
+    """The device does not wait for it; an error is logged, and the batch goes on."""
+    reported: SimpleQueue[str] = SimpleQueue()
+
+    def report() -> None:
+        reported.put(threading.current_thread().name)
+        if error is not None:
+            raise error
+
+    def accept(payload: BatchPayload) -> None:
+        payload.announce_start = report
+
+    pool.send("a", on_accepted=accept)
+    model = pool.task.models.get(timeout=SOON)
+
+    assert model != reported.get(timeout=SOON)
+    pool.task.may_run.set()
+    assert ("a", [(0, "1")]) == pool.next_end()
+    assert reported.empty()
+    logged = "Could not report the start of a batch" in caplog.text
+    assert logged == (error is not None)
+
+
 def test_what_was_revoked_behind_an_ordinary_job_is_not_prepared(pool: Pool):
     """A batch that nothing may be prepared beside is accepted first, which leaves that out."""
     pool.task.may_run.set()

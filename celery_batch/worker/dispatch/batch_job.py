@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Collection, Sequence
+from functools import partial
 from itertools import compress
 from typing import Any, Protocol
 from uuid import uuid4
@@ -294,31 +295,32 @@ class BatchJob:
     def _on_accepted(self, pid: int, time_accepted: float) -> None:
         if self._ended:
             return
-        revoked = self._leave_out_revoked()
+        payload, self._own_payload = self._own_payload, None
+        if payload is not None:
+            self._leave_out_revoked(payload)
         self.pid, self.began = pid, time_accepted
         self._listener.on_start(self)
-        wanted = [each for each in self.requests if each.id not in revoked]
-        for request in _accept(wanted, pid, time_accepted):
-            HandlerCall(request, request.on_accepted, (pid, time_accepted)).call()
+        announce = partial(self._announce_start, pid, time_accepted)
+        if payload is not None and payload.is_read_ahead:
+            payload.announce_start = announce
+        else:
+            announce()
 
-    def _leave_out_revoked(self) -> Collection[str]:
-        """
-        Leave out requests that were revoked or expired while the batch waited, and announce it.
-
-        Returns:
-            The ids of those that will not run, and that the pool still returns.
-        """
-        payload, self._own_payload = self._own_payload, None
-        if payload is None:
-            return ()
+    def _leave_out_revoked(self, payload: BatchPayload) -> None:
+        """Leave out requests that were revoked or expired while the batch waited; announce it."""
         with self._lock:
             wanted = [not _is_revoked(request) for request in self.requests]
-            if payload.is_read_ahead:  # the model's call leaves them out
+            if payload.is_read_ahead:  # the model's call leaves them out; the pool returns them
                 payload.revoked = {each.id for each in self.requests if each.is_done}
-                return payload.revoked
+                return
             self._keep(wanted)
             payload[:] = list(compress(payload, wanted))
-            return ()
+
+    def _announce_start(self, pid: int, began: float) -> None:
+        """Have each request that runs handle its start."""
+        wanted = [request for request in self.requests if not request.is_done]
+        for request in _accept(wanted, pid, began):
+            HandlerCall(request, request.on_accepted, (pid, began)).call()
 
     def _on_success(self, answer: BatchEnd | ExceptionInfo, **_: Any) -> None:
         if isinstance(answer, ExceptionInfo):  # solo and threads report an exit of the model so

@@ -6,7 +6,7 @@ Pickled one by one, each would carry the names and all the values again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -102,6 +102,8 @@ class BatchPayload(list[Delivery]):
     is_read_ahead = False
     #: The ids of those that were revoked between the two.
     revoked: Collection[str] = ()
+    #: Reports the start of its requests, where that waits until the model runs.
+    announce_start: Callable[[], None] | None = None
 
     def __init__(
         self,

@@ -331,10 +331,14 @@ class OverlappedBatch:
         call.prepare()
         request = call.task.request_stack.top
         self._ready.put(_Ready(call, copy_context(), request, time.monotonic()))
+        self.during_model()
         end = self._ends.get()
         if isinstance(end, BaseException):
             raise end
         return end
+
+    def during_model(self) -> None:
+        """Do what can be done while the model runs."""
 
     def await_start(self) -> None:
         """Return when the main thread has accepted the batch."""

@@ -6,8 +6,8 @@ beside it, as in a pool process; see `pipeline`.
 
 Rule 1: jobs run in the order in which the pool got them.
 Rule 2: nothing of ours runs beside an ordinary task or a suspect, a request whose process died.
-Rule 3: a batch is accepted when its model is about to run, and it is done when its results are
-        stored.
+Rule 3: a batch is accepted when its model is about to run.  The starts of its requests are reported
+        while it runs, and the batch is done when its results are stored.
 """
 
 from __future__ import annotations
@@ -70,6 +70,17 @@ class _Batch(OverlappedBatch):
         self.on_accepted, self.on_end = on_accepted, on_end
         #: Whether a worker thread has it, or will.
         self.is_traced = False
+
+    def during_model(self) -> None:
+        """Report the start of the requests, which would keep the device waiting before the call."""
+        self.await_start()
+        announce, self.payload.announce_start = self.payload.announce_start, None
+        if announce is None:
+            return
+        try:
+            announce()
+        except Exception:
+            logger.exception("Could not report the start of a batch of %s", self.task_name)
 
 
 @dataclass(eq=False, slots=True)
@@ -228,7 +239,7 @@ class ThreadPipeline:
         except BaseException as error:  # noqa: BLE001 (the model has ended the batch, or a hook)
             end = _lost(error)
         try:
-            batch.await_start()
+            batch.during_model()  # if the model was not called
             if not batch.has_raised:
                 batch.on_end(end)
         except Exception:
