@@ -31,6 +31,7 @@ __all__ = [
     "pool_processes",
     "read_before_flush",
     "replace_loop",
+    "signalled_processes",
     "terminate_handler_fired",
 ]
 
@@ -53,6 +54,11 @@ def pool_processes(pool: Any) -> list[Any]:
     """Return the processes of Celery's prefork pool; none before it starts or after it stops."""
     started = getattr(pool, "_pool", None)
     return list(getattr(started, "_pool", None) or ())  # billiard has no public list
+
+
+def signalled_processes(pool: Any) -> set[int]:
+    """Return the ids of the processes of Celery's prefork pool that were told to end."""
+    return {each.pid for each in pool_processes(pool) if getattr(each, "_job_terminated", False)}
 
 
 def terminate_handler_fired() -> bool:

@@ -16,7 +16,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.compat.billiard import pool_processes
+from celery_batch.compat.billiard import signalled_processes
 from celery_batch.compat.older_celery import success_was_stored
 from celery_batch.compat.results import as_stored
 from celery_batch.errors import BatchError
@@ -423,7 +423,5 @@ class _OncePerProcess:
         self._pool = pool
 
     def terminate_job(self, pid: int, signal: Any = None) -> None:
-        processes = pool_processes(self._pool)
-        signalled = {each.pid for each in processes if getattr(each, "_job_terminated", False)}
-        if pid not in signalled:
+        if pid not in signalled_processes(self._pool):
             self._pool.terminate_job(pid, signal)
