@@ -14,7 +14,7 @@ import inspect
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from inspect import Parameter
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from redis.connection import AbstractConnection
+from redis.exceptions import ResponseError
 
 __all__ = [
     "abort_connections",
@@ -29,10 +30,14 @@ __all__ = [
     "descriptor_of",
     "get_connection",
     "log_no_pushes",
+    "round_trip",
     "track_connections",
 ]
 
 logger = logging.getLogger(__name__)
+
+#: Bytes of commands that are joined to be written; a connection's time-out holds for each write.
+_WRITE = 1 << 17
 
 #: All open Redis connections of this process, to any server.
 _connections: WeakSet[Any] = WeakSet()
@@ -60,6 +65,59 @@ def _connection_arguments(kind: Any) -> tuple[str, ...]:
     parameters = inspect.signature(kind.get_connection).parameters
     name = parameters.get("command_name")
     return () if name is None or name.default is not Parameter.empty else ("_",)
+
+
+def round_trip(client: Any, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    """
+    Run commands in one round trip, as a pipeline does in two to four times the processor time.
+
+    Args:
+        client: Of redis-py, whose retries hold.
+        commands: Of each its words, bytes or views of some.
+
+    Returns:
+        The answers as Redis gives them; an error that one command has is among them.
+    """
+    if not commands:
+        return []
+    connection = get_connection(client.connection_pool)
+
+    def run() -> list[Any]:
+        connection.send_packed_command(_written(commands))
+        return [_answer(connection) for _ in commands]
+
+    try:
+        return connection.retry.call_with_retry(run, lambda _: connection.disconnect())  # type: ignore[no-any-return]
+    except BaseException:
+        connection.disconnect()  # the next user must not read the answers that are still to come
+        raise
+    finally:
+        client.connection_pool.release(connection)
+
+
+def _written(commands: Iterable[Sequence[Any]]) -> Iterator[Any]:
+    """Yield the bytes of commands, large words uncopied."""
+    parts: list[Any] = []
+    size = 0
+    for words in commands:
+        parts.append(b"*%d\r\n" % len(words))
+        for word in words:
+            parts.append(b"$%d\r\n" % len(word))
+            size += len(word)
+            if size >= _WRITE:
+                yield b"".join(parts)
+                yield word
+                parts, size = [b"\r\n"], 0
+            else:
+                parts += (word, b"\r\n")
+    yield b"".join(parts)
+
+
+def _answer(connection: Any) -> Any:
+    try:
+        return connection.read_response()
+    except ResponseError as error:
+        return error
 
 
 def descriptor_of(connection: Any) -> int:

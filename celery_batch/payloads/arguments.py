@@ -245,7 +245,9 @@ def _can_be_sent(task: Any, args: Any, kwargs: Any, serializer: str) -> bool:
     try:
         if task.typing:
             task.__header__(*(args or ()), **(kwargs or {}))
-        if serializer == "json":
+        values = *(args or ()), *(kwargs or {}).values()
+        is_plain = all(type(each) is StoredValue or _is_small(each) for each in values)
+        if serializer == "json" and not is_plain:
             encode_json((args, kwargs))
     except Exception:  # noqa: BLE001 (Celery meets it as well, and raises its own error)
         return False

@@ -24,6 +24,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from redis.retry import Retry
 
+from celery_batch.compat.redis import round_trip
 from celery_batch.compat.results import client_of, key_prefix
 from celery_batch.errors import ConfigurationError
 
@@ -202,17 +203,18 @@ class RedisPayloads(PayloadStore):
 
     def put_many(self, payloads: Iterable[tuple[str, Any, float]]) -> dict[str, StoreError]:
         """Store payloads in one round trip; see `PayloadStore.put_many`."""
-        keys = []
-        pipeline = self._client.pipeline(transaction=False)
+        keys, commands, size = [], [], 0
         for key, data, seconds in payloads:
+            size = len(data)
+            expiry = b"%d" % round(seconds * 1000)
             keys.append(key)
-            pipeline.set(self._prefix + key, memoryview(data), px=round(seconds * 1000))
+            commands.append((b"SET", self._key(key), memoryview(data), b"PX", expiry))
         try:
-            answers = pipeline.execute(raise_on_error=False)
+            answers = round_trip(self._client, commands)
         except (RedisError, OSError) as error:
-            if len(keys) == 1 and self._broke_off(error, len(data)):
-                text = f"{error} A value of {len(data)} bytes may be more than its server takes"
-                return {key: StoreError(text)}
+            if len(keys) == 1 and self._broke_off(error, size):
+                text = f"{error} A value of {size} bytes may be more than its server takes"
+                return {keys[0]: StoreError(text)}
             answers = [error] * len(keys)
         return {
             key: _store_error(answer)
@@ -240,10 +242,9 @@ class RedisPayloads(PayloadStore):
         return found
 
     def _read(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
-        pipeline = self._client.pipeline(transaction=False)
-        for key, size in zip(keys, sizes, strict=True):
-            pipeline.getrange(self._prefix + key, 0, size)
-        found = pipeline.execute(raise_on_error=False)
+        pairs = zip(keys, sizes, strict=True)
+        commands = [(b"GETRANGE", self._key(key), b"0", b"%d" % size) for key, size in pairs]
+        found = round_trip(self._client, commands)
         for error in found:
             if isinstance(error, Exception) and not _is_other_type(error):
                 raise error
@@ -251,20 +252,22 @@ class RedisPayloads(PayloadStore):
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete payloads; see `PayloadStore.delete`."""
-        self._run(("UNLINK", self._prefix + key) for key in keys)
+        names = [self._key(key) for key in keys]
+        self._run([(b"UNLINK", *names)] if names else [])
 
     def renew(self, seconds: Mapping[str, float]) -> None:
         """Let payloads expire later; see `PayloadStore.renew`."""
-        self._run(
-            ("PEXPIRE", self._prefix + key, round(each * 1000)) for key, each in seconds.items()
-        )
+        expiries = {key: b"%d" % round(each * 1000) for key, each in seconds.items()}
+        self._run([(b"PEXPIRE", self._key(key), each) for key, each in expiries.items()])
 
-    def _run(self, commands: Iterable[tuple[Any, ...]]) -> None:
-        pipeline = self._client.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
+    def _key(self, key: str) -> bytes:
+        return (self._prefix + key).encode()
+
+    def _run(self, commands: Sequence[Sequence[bytes]]) -> None:
         try:
-            pipeline.execute()
+            for answer in round_trip(self._client, commands):
+                if isinstance(answer, Exception):
+                    raise answer
         except (RedisError, OSError) as error:
             raise StoreError(str(error)) from error
 

@@ -7,9 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection
+from redis.retry import Retry
 
-from celery_batch.compat.redis import abort_connections, allow_connections, track_connections
+from celery_batch.compat.redis import (
+    abort_connections,
+    allow_connections,
+    round_trip,
+    track_connections,
+)
 from celery_batch.processes.redis_server import RedisServer
 
 
@@ -58,3 +65,34 @@ def test_who_waits_for_a_silent_redis_waits_no_longer() -> None:
 
     assert ended
     assert [ConnectionAbortedError] == [type(error) for error in errors[1:]]
+
+
+def test_commands_of_one_round_trip(redis_server: RedisServer):
+    """Answers come in order, an error among them; words of any size arrive as they are."""
+    large, small = memoryview(b"x" * (1 << 20)), b"y" * 20_000
+    path = f"{redis_server.directory}/redis.sock"
+    with redis.Redis(unix_socket_path=path) as client:
+        words = [(b"SET", b"large", large), (b"SET", b"small", small), (b"INCR", b"small")]
+        *stored, error = round_trip(client, words)
+        found = round_trip(client, [(b"GET", b"small"), (b"GET", b"large"), (b"GET", b"none")])
+
+    assert [b"OK", b"OK"] == stored
+    assert isinstance(error, redis.ResponseError)
+    assert [small, bytes(large), None] == found
+    assert [] == round_trip(client, [])
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_round_trip_on_a_broken_connection(redis_server: RedisServer, retries: int):
+    """It is made again if the client's retries say so."""
+    retry = Retry(NoBackoff(), retries, (redis.ConnectionError,))
+    path = f"{redis_server.directory}/redis.sock"
+    with redis.Redis(unix_socket_path=path, retry=retry) as client:
+        (number,) = round_trip(client, [(b"CLIENT", b"ID")])
+        kill = b"CLIENT", b"KILL", b"ID", b"%d" % number, b"SKIPME", b"no"
+        if retries:  # the next connection has another number
+            assert [0, b"PONG"] == round_trip(client, [kill, (b"PING",)])
+        else:
+            with pytest.raises(redis.ConnectionError):
+                round_trip(client, [kill, (b"PING",)])
+        assert [b"PONG"] == round_trip(client, [(b"PING",)])
