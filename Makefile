@@ -1,4 +1,4 @@
-.PHONY: help demo up docs links test test-oldest test-thorough coverage faults compat backfill-kills fuzz check lock bench bench-seeds bench-web pictures tables format clean
+.PHONY: help demo up docs links test test-oldest test-thorough coverage faults compat backfill-kills fuzz check check-types check-rest lock bench bench-seeds bench-web pictures tables format clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -69,10 +69,19 @@ coverage: $(STAMP) ## Branch coverage with all that tests start, pool processes 
 	@COVERAGE_FILE='$(GATHERED)/data' $(BIN)/python -m coverage combine --quiet $(RCFILE)
 	@COVERAGE_FILE='$(GATHERED)/data' $(BIN)/python -m coverage report $(RCFILE) --skip-covered
 
+# Of two processors the types take one as long as all else takes the other.
 check: $(STAMP) ## Lint, types, import rules and cycles, sizes, lock, the site, documented examples
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target check-types check-rest
+
+# Reading all tests compiles them and what they import once, where each process of `make test` would.
+check-types: $(STAMP)
+	@mkdir -p build
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -qq --collect-only tests >build/collected || { cat build/collected; exit 1; }
+
+check-rest: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/interrogate -q tests || { $(BIN)/interrogate -vv tests | grep MISSED; exit 1; }
 	@$(BIN)/python tests/house.py

@@ -146,9 +146,16 @@ def _group(item: pytest.Item) -> str:
     folders = [folder for folder in _TOGETHER if path.is_relative_to(folder)]
     if not folders:
         return path.stem
-    # Those of a folder that share workers are on one broker; half of the files are enough for them.
-    broker = "rabbitmq" if "rabbitmq" in item.name else "redis"
-    return f"{Path(folders[0]).name}-{broker}-{crc32(path.stem.encode()) % 2}"
+    return f"{Path(folders[0]).name}-{_servers(item.name, path.stem)}"
+
+
+def _servers(name: str, stem: str) -> str:
+    """Return which of a folder's tests share servers and workers: a pool's, and of many a part."""
+    part = crc32(stem.encode())
+    if "rabbitmq" in name:
+        return f"rabbitmq-{part % 2}"
+    pool = next((pool for pool in ("solo", "threads") if f"redis-{pool}" in name), "")
+    return f"redis-{pool or part % 4}"
 
 
 #: Celery's own tasks; what else is shared by then comes from the modules of tests.

@@ -1,7 +1,8 @@
 """
 ``make compat``: the behaviour tests on every row of rows.toml, and a table of what they found.
 
-Then the faults, and a fleet of the row and of the environment that runs this, in both directions.
+The faults beside them, then a fleet of the row and of the environment that runs this,
+in both directions.
 
 A row's environment holds the packages of its line; all others it takes from the environment
 that runs this, so that it is there in seconds.
@@ -10,12 +11,15 @@ that runs this, so that it is there in seconds.
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -120,17 +124,40 @@ def _run(row: Row, options: argparse.Namespace) -> Outcome:
     junit.unlink(missing_ok=True)
     pytest = [row.python, "-m", "pytest", "-q", "-n", options.jobs, "--dist", "loadgroup"]
     chosen = ["-k", options.only] if options.only else []
-    subprocess.run([*pytest, *chosen, f"--junitxml={junit}", *options.tests], cwd=ROOT, check=False)
-    outcome = _read(junit)
-    if options.faults:
-        faults = [row.python, "-m", "tests.faults", *options.faults, f"--seeds={options.seeds}"]
-        done = subprocess.run(faults, cwd=ROOT, check=False)
-        outcome.faults = "broken" if done.returncode else f"{len(options.faults)} hold"
+    tests = [*pytest, *chosen, f"--junitxml={junit}", *options.tests]
+    with _faults(row, options) as code_of_faults:
+        subprocess.run(tests, cwd=ROOT, check=False)
+        outcome = _read(junit)
+        if options.faults:
+            outcome.faults = "broken" if code_of_faults() else f"{len(options.faults)} hold"
     if options.mixed:
         pairs = [(sys.executable, row.python), (row.python, sys.executable)]
         codes = [_run_mixed(*pair, options) for pair in pairs]
         outcome.mixed = "broken" if any(codes) else "both ways right"
     return outcome
+
+
+@contextmanager
+def _faults(row: Row, options: argparse.Namespace) -> Iterator[Callable[[], int]]:
+    """Try the faults beside the tests, which wait a lot; what is yielded ends them and prints."""
+    names = options.faults
+    faults = [row.python, "-m", "tests.faults", *names, f"--seeds={options.seeds}"]
+    with tempfile.TemporaryFile("w+") as said:
+        child = subprocess.Popen(faults, cwd=ROOT, stdout=said, stderr=said) if names else None
+
+        def end() -> int:
+            """Return the exit code, 0 without any faults."""
+            code = child.wait() if child else 0
+            said.seek(0)
+            _console.print(said.read(), markup=False, highlight=False, soft_wrap=True)
+            return code
+
+        try:
+            yield end
+        finally:
+            if child and child.poll() is None:
+                child.send_signal(signal.SIGINT)
+                child.wait()
 
 
 def _run_mixed(caller: Path | str, worker: Path | str, options: argparse.Namespace) -> int:
