@@ -41,6 +41,11 @@ _LARGE = 1 << 16
 #: The beginning of an envelope that kombu has written.
 _BODY = b'{"body": "'
 
+#: The end of a body that embeds nothing beside its arguments, and what is embedded then: one
+#: value for all messages, which is not changed.
+_NO_EMBED = ', {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
+_NOTHING = json.loads(_NO_EMBED[2:-1])
+
 _decoder = json.JSONDecoder()
 _decode, _scan = _decoder.decode, _decoder.scan_once  # type: ignore[attr-defined]
 
@@ -199,10 +204,20 @@ def payload_of(message: Any) -> Any:
             if _is_plain(message):
                 body = message.body
                 text = body.decode() if type(body) is bytes else body
-                set_decoded_body(message, decode_json(text, encoded_hook))
+                set_decoded_body(message, _decode_body(text))
             elif _is_accepted(message, CONTENT_TYPE):
                 set_decoded_body(message, decode_binary(message.body, lambda array: array))
     return message.payload
+
+
+def _decode_body(text: str) -> Any:
+    """Return a body decoded; those that embed nothing share what says so."""
+    if text.endswith(_NO_EMBED):
+        # The end is in no string, whose quotes would be escaped: what is left is a list.
+        found = decode_json(f"{text[: -len(_NO_EMBED)]}]", encoded_hook)
+        if found:
+            return [*found, _NOTHING]
+    return decode_json(text, encoded_hook)
 
 
 def decode_arguments(message: Any) -> tuple[Any, Any, dict[str, Any]]:

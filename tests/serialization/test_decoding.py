@@ -25,6 +25,9 @@ from celery_batch.serialization.decoding import (
     payload_of,
 )
 
+#: The end of a body that embeds nothing.
+NO_EMBED = ', {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
+
 TYPED = [
     datetime(2026, 1, 2, 3, 4, 5),  # noqa: DTZ001 (as a task's argument may be)
     Decimal("1.5"),
@@ -74,6 +77,13 @@ def test_plain_values_are_kombu_s(value: Any):
         (b"[[1], {}, {}]", {"accept": {"application/x-yaml"}}),
         (b"[[1], {}, {}]", {"accept": None}),
         ("[[1], {}, {}]", {}),
+        (f"[[1], {{}}{NO_EMBED}", {}),
+        (f'[[1, {{"__type__": "bytes", "__value__": "YQ==", "x": 1}}], {{}}{NO_EMBED}', {}),
+        (f"[{NO_EMBED}", {}),
+        (f"[[1], {{}},{NO_EMBED}", {}),
+        (f"[[1], {{}}]{NO_EMBED}", {}),
+        (f'"a{NO_EMBED}', {}),
+        (f'[["a{NO_EMBED}', {}),
     ],
 )
 def test_bodies_are_kombu_s(body: Any, fields: dict[str, Any]):

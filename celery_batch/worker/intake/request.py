@@ -113,7 +113,8 @@ class BatchRequest(Request):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.is_undecoded = type(self._message.payload) is Undecoded
+        if type(self._message.payload) is Undecoded:
+            self.is_undecoded = True  # else it keeps no attribute of its own, while it waits
         counted = self._request_dict.get(LOSSES)
         if isinstance(counted, int) and counted > 0:  # from the wire: anything may be there
             self.losses = counted
