@@ -197,12 +197,11 @@ class FastPath:
         )
 
     def _make(self, message: Any) -> Any:
+        acknowledge, call_soon = message.ack_log_error, self._call_soon_ack
         collects = self._scheduler.running_messages.collects
-        call_soon = self._call_soon_ack
-        later = partial(call_soon, message.ack_log_error)
         request = self._request(
             message,
-            on_ack=message.ack_log_error if collects else later,
+            on_ack=acknowledge if collects else partial(call_soon, acknowledge),
             on_reject=partial(call_soon, message.reject_log_error),
             body=message.body,
             headers=message.headers,
