@@ -83,8 +83,8 @@ class Defaults:
     #: results or of the broker, False is nowhere.
     batch_payload_store: str | bool | None = None
 
-    #: Size of a value from which on it lies beside its message; 16 KiB.
-    batch_payload_threshold: Bytes = 16 << 10
+    #: Size of a value from which on it lies beside its message; 8 KiB.
+    batch_payload_threshold: Bytes = 8 << 10
 
     #: Time for which a call with large values may wait after it is due.
     batch_payload_expires: Seconds = 86_400.0
