@@ -71,7 +71,7 @@ coverage: $(STAMP) ## Branch coverage with all that tests start, pool processes 
 
 # Of two processors the types take one as long as all else takes the other.
 check: $(STAMP) ## Lint, types, import rules and cycles, sizes, lock, the site, documented examples
-	@$(MAKE) --no-print-directory -j 2 --output-sync=target check-types check-rest
+	@$(MAKE) --no-print-directory -j 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) check-types check-rest
 
 # Reading all tests compiles them and what they import once, where each process of `make test` would.
 check-types: $(STAMP)
