@@ -20,7 +20,6 @@ from celery.exceptions import Retry, TaskPredicate
 
 from celery_batch.batching.cost import CostLimits
 from celery_batch.client_methods import ClientMethods
-from celery_batch.compat.results import forget_with, read_meta_with
 from celery_batch.config import (
     Settings,
     isolates_failures,
@@ -56,6 +55,7 @@ from celery_batch.runtime.stages import Stages, check_stages, has_stages, predic
 from celery_batch.serialization.arrays import split_rows
 from celery_batch.serialization.lists import list_rows
 from celery_batch.serialization.row_digest import check_version
+from celery_batch.serialization.stored_results import register_stored_results
 from celery_batch.serialization.typed_json import register_types
 from celery_batch.task_options import (
     NO_PYDANTIC,
@@ -65,20 +65,9 @@ from celery_batch.task_options import (
     refuse_unknown_options,
 )
 
+# As kombu does it with our serializers, unless celery_batch is imported without being installed.
 register_types()
-
-
-def _restored(backend: Any, meta: Any) -> Any:
-    return import_module("celery_batch.payloads.results").restored(backend, meta)
-
-
-def _release(backend: Any, task_id: str) -> None:
-    import_module("celery_batch.payloads.results").release(backend, task_id)
-
-
-# With the import: an app that only reads results binds no task.
-read_meta_with(PAYLOADS, _restored)
-forget_with(_release)
+register_stored_results()
 
 __all__ = ["BatchTask", "add_bootsteps", "model_task"]
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from celery_batch.serialization.arrays import is_array
+from celery_batch.serialization.arrays import is_array, size_of
 
 __all__ = [
     "MOST_WINDOWS",
@@ -123,7 +123,7 @@ def byte_size(value: Any) -> int:
             return sum(map(byte_size, value))
         sample = value[:: len(value) // _SAMPLE]
         return sum(map(byte_size, sample)) * len(value) // len(sample)
-    return int(value.nbytes) if is_array(value) else _SMALL
+    return size_of(value) if is_array(value) else _SMALL
 
 
 #: Windows of rows that may be held, most of them answered and waiting for an earlier row.

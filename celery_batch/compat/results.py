@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from celery.backends.base import Backend
 from celery.backends.redis import RedisBackend
 from celery.states import EXCEPTION_STATES, READY_STATES
 
 __all__ = [
-    "as_stored",
     "client_of",
-    "forget_with",
     "key_prefix",
     "largest_value",
     "notify_of_ends",
     "on_new_backend",
     "own_store",
-    "read_meta_with",
     "result_meta",
     "store_with",
 ]
@@ -29,25 +23,6 @@ __all__ = [
 
 #: Whether Celery's Redis backends have a method that makes clients.
 _MAKES_CLIENTS = hasattr(RedisBackend, "_create_client")
-
-
-class _Reading(threading.local):
-    """Whether what is read or forgotten on this thread is passed on to the functions."""
-
-    is_passed_on = True
-
-
-_reading = _Reading()
-
-
-@contextmanager
-def as_stored() -> Iterator[None]:
-    """Read and forget on this thread no more than what is stored: only that is of interest."""
-    former, _reading.is_passed_on = _reading.is_passed_on, False
-    try:
-        yield
-    finally:
-        _reading.is_passed_on = former
 
 
 def key_prefix(backend: Any) -> str:
@@ -110,49 +85,6 @@ def on_new_backend(app: Any, callback: Callable[[Any], object]) -> None:
         return backend
 
     app._get_backend = make_and_call  # noqa: SLF001
-
-
-def read_meta_with(field: str, restore: Callable[[Any, Any], Any]) -> None:
-    """
-    Have all result backends of this process pass some of what they have read to a function.
-
-    Args:
-        field: Which meta data: those with this field.
-        restore: Given a backend and decoded meta data, returns what the backend is to return.
-    """
-    own = Backend.meta_from_decoded
-    if getattr(own, "is_ours", False):
-        return
-
-    @wraps(own)
-    def meta_from_decoded(self: Any, meta: Any) -> Any:
-        found = own(self, meta)
-        is_wanted = _reading.is_passed_on and isinstance(found, dict) and field in found
-        return restore(self, found) if is_wanted else found
-
-    meta_from_decoded.is_ours = True  # type: ignore[attr-defined]
-    Backend.meta_from_decoded = meta_from_decoded
-
-
-def forget_with(release: Callable[[Any, str], object]) -> None:
-    """
-    Have all result backends of this process call a function before they forget a result.
-
-    Args:
-        release: Given a backend and a task's id.
-    """
-    own = Backend.forget
-    if getattr(own, "is_ours", False):
-        return
-
-    @wraps(own)
-    def forget(self: Any, task_id: str) -> Any:
-        if _reading.is_passed_on:
-            release(self, task_id)
-        return own(self, task_id)
-
-    forget.is_ours = True  # type: ignore[attr-defined]
-    Backend.forget = forget
 
 
 def notify_of_ends(kind: type, notify: Callable[[str, Any, Any], object]) -> None:

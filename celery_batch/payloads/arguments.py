@@ -18,6 +18,7 @@ from celery_batch.payloads.app_payloads import SERIALIZERS, AppPayloads, seconds
 from celery_batch.payloads.store import NameTooLong, StoreAway, StoreError, StoreRefused
 from celery_batch.payloads.values import JSON, PayloadReference, Payloads, put_back, take_out
 from celery_batch.protocol import PAYLOADS
+from celery_batch.serialization.arrays import size_of
 from celery_batch.serialization.stored_value import StoredValue
 from celery_batch.serialization.typed_json import encode_json
 
@@ -278,7 +279,7 @@ def _least_size(value: Any) -> int:
         return sum(len(key) if type(key) is str else 0 for key in value) + sum(
             map(_least_size, value.values())
         )
-    return getattr(value, "nbytes", 0) if kind is not StoredValue else 0
+    return size_of(value) if kind is not StoredValue else 0
 
 
 def _take_out_texts(settings: Any, args: Any, kwargs: Any, taken: Payloads) -> tuple[Any, Any]:

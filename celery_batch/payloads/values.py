@@ -19,7 +19,7 @@ from os import urandom
 from typing import Any, NamedTuple, Self
 
 from celery_batch.errors import InvalidPayload
-from celery_batch.serialization.arrays import array_parts, encoded_array, is_array
+from celery_batch.serialization.arrays import array_parts, encoded_array, is_array, size_of
 from celery_batch.serialization.binary import aligned
 from celery_batch.serialization.decoding import decode_json
 from celery_batch.serialization.stored_value import StoredValue
@@ -194,7 +194,7 @@ def take_out(value: Any, least: int, payloads: Payloads, *, takes_bytes: bool) -
 
 
 def _without_array(value: Any, least: int, payloads: Payloads) -> Any:
-    if value.nbytes < least or payloads.is_full:
+    if size_of(value) < least or payloads.is_full:
         return value
     try:
         kind, dtype, shape, data = array_parts(value)

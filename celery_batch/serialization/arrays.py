@@ -41,6 +41,7 @@ __all__ = [
     "register_arrays_as_lists",
     "register_decoders",
     "register_encoders",
+    "size_of",
     "split_rows",
 ]
 
@@ -384,6 +385,14 @@ def is_array(value: object) -> bool:
 def is_array_type(kind: type) -> bool:
     """Return whether a type is that of such values; runs no code of the type."""
     return issubclass(kind, (_NDArray, _Tensor, EncodedArray))
+
+
+def size_of(value: Any) -> int:
+    """Return the bytes of an array's elements; 0 of a value that has none, or a sparse tensor."""
+    try:
+        return getattr(value, "nbytes", 0)
+    except RuntimeError:  # torch's, of tensors that cannot be encoded
+        return 0
 
 
 def array_parts(value: Any) -> tuple[str, str, list[int], Any]:

@@ -13,7 +13,7 @@ from celery.result import AsyncResult
 
 import celery_batch.task  # noqa: F401 (which has results read with what is stored beside them)
 from celery_batch.client.results.result import BatchResult
-from celery_batch.compat.results import as_stored
+from celery_batch.compat.backend_hooks import as_stored
 from celery_batch.payloads.results import with_stored_result
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.protocol import PAYLOADS

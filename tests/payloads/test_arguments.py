@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
+import torch
 from celery import Celery, chord, group
 from celery.worker.request import Request
 from kombu.exceptions import EncodeError, OperationalError
@@ -565,6 +566,25 @@ def test_calls_that_cannot_be_sent(make: Any, client: redis.Redis):
             task.delay(value)
     with pytest.raises(TypeError):
         task.apply_many([((LARGE, 1, 2), {})])
+
+    assert stored(client) == {}
+    assert client.llen("celery") == 0
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("layout", ["sparse_coo", "sparse_csr"])
+def test_sparse_tensors(make: Any, client: redis.Redis, layout: str):
+    """They cannot be encoded, which the error says, with a way out."""
+    tensor, task = getattr(torch.eye(200), f"to_{layout}")(), make()
+    words = rf"torch.{layout} .* cannot be encoded: use .to_dense\(\)"
+    for send in (
+        lambda: task.delay(tensor),
+        lambda: task.delay({"a": [LARGE, tensor]}),
+        lambda: task.delay_many([tensor]),
+        lambda: task.delay_many([{"a": tensor}, 1]),
+    ):
+        with pytest.raises(EncodeError, match=words):
+            send()
 
     assert stored(client) == {}
     assert client.llen("celery") == 0

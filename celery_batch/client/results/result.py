@@ -32,8 +32,8 @@ from celery_batch.client.results.pending import (
 )
 from celery_batch.client.results.states import StateIterator
 from celery_batch.client.results.waiting import ThreadWaiter, is_stored_elsewhere, wait_until_ended
+from celery_batch.compat.backend_hooks import as_stored
 from celery_batch.compat.kombu import decodes_json
-from celery_batch.compat.results import as_stored
 from celery_batch.payloads.results import forget_payload, mentions_payload, read_if_payload
 from celery_batch.protocol import BatchInfo
 from celery_batch.serialization.arrays import array_decoder

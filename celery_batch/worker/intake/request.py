@@ -16,9 +16,9 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from celery_batch.batching.policy import BatchPolicy
+from celery_batch.compat.backend_hooks import as_stored
 from celery_batch.compat.billiard import signalled_processes
 from celery_batch.compat.older_celery import success_was_stored
-from celery_batch.compat.results import as_stored
 from celery_batch.errors import BatchError
 from celery_batch.items.functions import ItemKey, is_interrupt
 from celery_batch.payloads.release import PayloadRelease

@@ -104,6 +104,42 @@ def test_canvas(place: Place):
     ]
 
 
+#: What a web process may be that only reads results: the app names its tasks' module, and does not
+#: import it.
+READER = """
+import sys
+from celery import Celery
+app = Celery("reader", include=["tests.services.features"])
+group, *others = sys.argv[1:]
+results = [app.AsyncResult(each) for each in others]
+found = [each for result in results for each in result.get(timeout=30)["a"]]
+found += app.GroupResult.restore(group).get(timeout=30)
+for each in found:
+    print(type(each).__name__, each.dtype, each.flags.writeable, each.sum())
+for result in results:
+    result.forget()
+assert not {"torch", "tests.services.features"} & {*sys.modules}, "imported"
+"""
+
+
+@pytest.mark.parametrize("imports", ["", "import celery_batch"], ids=["app", "celery_batch"])
+def test_a_process_that_imports_no_task(place: Place, in_python: Any, imports: str):
+    """It reads arrays by the ids of their results, and of a group, and forgets them."""
+    single = place.echo_value.delay({"a": [large(1), large(2, "f8")]})
+    grouped = group(place.arrays.s(large(n)) for n in range(3)).delay()
+    grouped.save()
+    place.get([single, *grouped])
+    argv = ["", grouped.id, single.id]
+    said = in_python(f"import sys; sys.argv = {argv}; {imports}{READER}", **place.environment)
+
+    sums = [large(1).sum(), large(2, "f8").sum(), *((2 * large(n)).sum() for n in range(3))]
+    types = ["float32", "float64", *["float32"] * 3]
+    wanted = [f"ndarray {kind} True {value!s}" for kind, value in zip(types, sums, strict=True)]
+    assert wanted == said.splitlines()
+    eventually(lambda: not stored(place, single.id), "the end of its payloads")
+    assert stored(place, grouped[0].id)
+
+
 def test_a_retry_has_a_payload_of_its_own(place: Place):
     """That of the try before is deleted, and at the end both are."""
     words = [place.unique("retry") for _ in range(3)]
