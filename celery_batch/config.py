@@ -110,8 +110,8 @@ class Settings:
         devices: Where models are loaded, such as ``("cuda:0", "cuda:1")`` or
             ``("cpu",)``, GPUs also by their ids; None to use every GPU that can be seen.
         load_timeout: Seconds a model may take to load and warm up.
-        max_message_size: Most bytes of a message as it comes, and of its body when
-            decompressed; None for any.
+        max_message_size: Most bytes of a batch task's message as it comes, and of any
+            message's body when decompressed; None for any.
         lease: Seconds without a renewal after which other workers take the messages
             that a worker holds (Redis).
         dead_letter_queue: The queue of messages that must not run again; None to

@@ -75,8 +75,8 @@ class Defaults:
     #: header `batch_reason`. None keeps none.
     batch_dead_letter_queue: str | None = None
 
-    #: Most bytes of any message that the worker fetches, and of its body after decompression;
-    #: 16 MiB. A larger one is refused, with `MessageTooLarge` for its caller. None is any size.
+    #: Most bytes of a batch task's message, and of any message's body after decompression; 16 MiB.
+    #: A larger one is refused, with `MessageTooLarge` for its caller. None is any size.
     batch_max_message_size: Bytes | None = 16 << 20
 
     #: Where large values lie while their message travels, as a URL. None is the Redis of the

@@ -175,16 +175,18 @@ def test_garbage_for_remote_control_is_refused(shop: Shop):
 
 def test_caller_of_a_refused_message_hears_why(each_shop: Shop):
     """Where the message says who waits, the caller gets an error and not silence."""
-    each_shop.worker("-c", "1", conf={"batch_max_message_size": 20_000})
+    worker = each_shop.worker("-c", "1", conf={"batch_max_message_size": 20_000})
     too_large = each_shop.double.delay("x" * 20_000)
     wrong = each_shop.double.apply_async((1,), headers={"batch_losses": "many"})
 
-    with pytest.raises(MessageTooLarge, match="more than batch_max_message_size"):
+    said = r"^shop\.double: .* more than batch_max_message_size allows \(20000\): raise it"
+    with pytest.raises(MessageTooLarge, match=said):
         too_large.get(timeout=30)
     with pytest.raises(MessageRefused, match="batch_losses cannot be 'many'") as refused:
         wrong.get(timeout=30)
 
     assert MessageRefused is refused.type
+    assert f"its task is 'shop.double'; its id is '{too_large.id}'; it begins" in worker.log
 
 
 def test_compressed_message_is_measured_as_it_expands(each_shop: Shop):

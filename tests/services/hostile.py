@@ -217,6 +217,10 @@ HOSTILE: dict[str, Callable[[], dict[str, Any]]] = {
         for name in ("callbacks", "errbacks", "chain", "chord", "parent_id", "id", "task")
         for value in (7, "text", [1], {"a": 1}, [{"task": "shop.nothing"}], [[[]]])
     },
+    "over the limit, no JSON, for an ordinary task": lambda: {
+        **valid("shop.plain"),
+        "body": b"\xff" * (20 << 20),
+    },
     "zlib bomb": _bomb("application/x-gzip", zlib.compress),
     "gzip bomb": _bomb("application/x-gzip", gzip.compress),
     "bzip2 bomb": _bomb("application/x-bz2", bz2.compress),
@@ -283,6 +287,9 @@ RAW: dict[str, Callable[[], bytes]] = {
     "tag not UTF-8": _scrawl(b'"delivery_tag": "', b'"delivery_tag": "\xff'),
     "tag is huge": _raw("properties", "delivery_tag", value="x" * 1_000_000),
     "over the limit": lambda: b'{"body": "' + b"A" * (20 << 20) + b'"}',
+    "over the limit, nested deeply, for an ordinary task": lambda: (
+        b'{"body": ' + b"[" * (20 << 20) + b', "headers": {"task": "shop.plain", "id": "1"}}'
+    ),
 }
 
 

@@ -217,6 +217,12 @@ def plain(x):
     return x + 1
 
 
+@app.task(name="shop.size")
+def size(x):
+    """Measure something, as any Celery task would."""
+    return len(x)
+
+
 @app.task(name="shop.doze")
 def doze():
     """Keep the process, as any Celery task can, until it is told to wake up."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from celery.app.task import Context
@@ -12,21 +14,24 @@ from celery_batch.errors import MessageRefused, MessageTooLarge
 from celery_batch.protocol import REPLY_HEADER
 from celery_batch.worker.intake.message_format import Malformed, TooLarge
 
-__all__ = ["LONGEST_REASON", "headers_at_end", "log_refusal", "reason_of", "store_refusal"]
+__all__ = ["LONGEST_REASON", "fields_at_end", "log_refusal", "reason_of", "store_refusal"]
 
 logger = logging.getLogger(__name__)
 
 #: Most characters of a reason.
 LONGEST_REASON = 200
 
-#: Bytes of a refused message that the log shows.
-_SHOWN = 120
+#: Bytes of a refused message, and characters of its task and id, that the log shows.
+_SHOWN, _LONGEST_SHOWN = 120, 100
 
 #: Headers and properties by which the caller of a refused message is notified.
 _OF_CALLER = ("id", "reply_to", "correlation_id", REPLY_HEADER)
 
-#: Bytes at the end of a message that is too large, in which its headers are searched.
-_TAIL = 1 << 16
+#: Bytes at the end of a message that is too large, in which its headers and properties are
+#: searched: more than they may have.
+_TAIL = 320 << 10
+
+_HEADERS = re.compile(r'"headers":')
 
 
 def store_refusal(task: Any, fields: dict[str, Any], error: Exception) -> None:
@@ -34,16 +39,16 @@ def store_refusal(task: Any, fields: dict[str, Any], error: Exception) -> None:
     Store a failure for the caller of a refused message, if the result backend can.
 
     Args:
-        task: The batch task.
+        task: The task that it names.
         fields: The message's headers and properties, which have been checked.
         error: What is wrong with it.
     """
-    refusal = MessageTooLarge if isinstance(error, TooLarge) else MessageRefused
+    refusal: MessageRefused = MessageRefused(reason_of(error))
+    if isinstance(error, TooLarge):
+        refusal = MessageTooLarge(f"{task.name}: {reason_of(error)}")
     named = {name: fields.get(name) for name in _OF_CALLER}
     try:
-        task.backend.mark_as_failure(
-            fields["id"], refusal(reason_of(error)), request=Context(**named)
-        )
+        task.backend.mark_as_failure(fields["id"], refusal, request=Context(**named))
     except Exception as failure:  # noqa: BLE001 (the worker goes on)
         logger.warning("Could not store that a message was refused: %.200r", failure)
 
@@ -55,17 +60,32 @@ def reason_of(error: Exception) -> str:
     return ascii(f"{type(error).__name__}: {str(error)[:LONGEST_REASON]}")[:LONGEST_REASON]
 
 
-def log_refusal(raw: bytes, reason: str) -> None:
-    """Log in one line that a message is refused, and how it begins."""
-    logger.error("Refused a message: %s; it begins %r", reason, raw[:_SHOWN])
+def log_refusal(raw: bytes, reason: str, about: Mapping[str, str]) -> None:
+    """
+    Log in one line that a message is refused, what it names, and how it begins.
+
+    Args:
+        raw: The message, or its body.
+        reason: Why it is refused.
+        about: Its task and its id, as far as they are known; anybody can have written them.
+    """
+    known = [(name, about[name][:_LONGEST_SHOWN]) for name in ("task", "id") if name in about]
+    named = "".join(f"; its {name} is {text!a}" for name, text in known)
+    logger.error("Refused a message: %s%s; it begins %r", reason, named, raw[:_SHOWN])
 
 
-def headers_at_end(raw: bytes) -> dict[str, Any]:
-    """Return the headers of a message too large to decode, which kombu writes after its body."""
+def fields_at_end(raw: bytes) -> dict[str, Any]:
+    """
+    Return what names a message too large to decode: its properties and headers in one.
+
+    Kombu writes them after its body.  A body holds no such name as theirs outside of a text,
+    where its quotes are escaped.
+    """
     tail = raw[-_TAIL:].decode(errors="replace")
-    _, found, rest = tail.partition('"headers": ')
+    found = _HEADERS.search(tail)
     try:
-        headers, _ = json.JSONDecoder().raw_decode(rest if found else "{}")
+        envelope, _ = json.JSONDecoder().raw_decode("{" + tail[found.start() :] if found else "{}")
     except (ValueError, RecursionError):
         return {}
-    return headers if isinstance(headers, dict) else {}
+    parts = [envelope.get(name) for name in ("properties", "headers")]
+    return {name: part[name] for part in parts if isinstance(part, dict) for name in part}

@@ -8,8 +8,10 @@ loop, and the worker stops or restarts.  Here it alone is refused: one line in
 the log, a failure for its caller where one can be stored, a dead letter where a
 queue for them is configured, and the worker goes on.
 
-Rule 1: a message that is too large is refused before any part of it is decoded.
-Rule 2: messages of ordinary tasks are Celery's; only those that would stop the worker are refused.
+Rule 1: a message of a batch task that is too large is refused before its body is decoded,
+        and so is one that names no task in its headers.
+Rule 2: messages of ordinary tasks are Celery's, whatever their size; only those are refused that
+        would stop the worker, or whose compressed body expands beyond the limit.
 Rule 3: an error of the connection is not the message's, and is passed on.
 Rule 4: a large body of a batch task is decoded in the pool process, beside the event loop;
         the process reports what is wrong with it, and it is refused here.
@@ -21,8 +23,9 @@ import bz2
 import logging
 import lzma
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from amqp import serialization
@@ -61,7 +64,7 @@ from celery_batch.worker.intake.message_format import (
 )
 from celery_batch.worker.intake.refusals import (
     LONGEST_REASON,
-    headers_at_end,
+    fields_at_end,
     log_refusal,
     reason_of,
     store_refusal,
@@ -144,12 +147,21 @@ def _properties(decode: Callable[..., Any], buf: Any, offset: int) -> tuple[dict
     return found
 
 
+def _about(headers: Mapping[str, Any]) -> dict[str, str]:
+    """Return what names a message: the start of its id and of its task."""
+    found = {name: headers.get(name) for name in ("id", "task")}
+    return {name: text[:LONGEST_REASON] for name, text in found.items() if isinstance(text, str)}
+
+
 def _encode(envelope: Any) -> bytes:
     try:
         return str(dumps(envelope)).encode()
     except (TypeError, ValueError, RecursionError):
         return b""
 
+
+#: What helps against a message that is too large.
+_WAY_OUT = "raise it for the workers, or send less, such as a reference to the data"
 
 #: Bytes that xz may allocate for its dictionary; its highest preset takes 65 MiB.
 _XZ_MEMORY = 256 << 20
@@ -164,7 +176,10 @@ def _decompress(begin: Callable[[], Any], limit: int, data: bytes) -> bytes:
     stream = begin()
     found = stream.decompress(data, limit + 1)
     if len(found) > limit:
-        raise _TooLarge(f"its body is larger than {limit} bytes when decompressed")
+        raise _TooLarge(
+            f"its body is larger than {limit} bytes when decompressed, and batch_max_message_size"
+            f" allows no more: {_WAY_OUT}"
+        )
     if not stream.eof:
         raise DecodeError("its compressed body is cut short")
     return bytes(found)
@@ -206,6 +221,9 @@ def _streams() -> list[tuple[str, Any, Callable[[], Any]]]:
 logger = logging.getLogger(__name__)
 
 
+#: The fields of a message that names none.
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
 #: The consumer's own methods, which handle the messages of ordinary tasks.
 _STOCK = ("create_task_handler", "on_decode_error", "on_invalid_task")
 
@@ -223,7 +241,7 @@ class MessageValidator:
         self._app = consumer.app
         self._tasks = consumer.app.tasks
         self._limit: int | None = None
-        #: Whether the limit is for ordinary tasks, too.
+        #: Whether the limit is also for what names no batch task.
         self._limits_all = False
         self._channel: Any = None
         self._background = BackgroundThread()
@@ -254,7 +272,7 @@ class MessageValidator:
             accept_unreadable_properties()
 
     def limit_all(self) -> None:
-        """Limit the size of all messages, once this worker serves a batch task."""
+        """Limit what names no task, and all decompression, once a batch task is served."""
         self._limits_all = True
         limit_decompression(self._limit)
 
@@ -277,10 +295,12 @@ class MessageValidator:
             decoded: What `decode_many` returned for it.
         """
         if self._limits_all and self._limit is not None and len(raw) > self._limit:
-            excess = TooLarge(f"it has {len(raw)} bytes, more than batch_max_message_size")
-            self._store_refusal(headers_at_end(raw), excess, noop)
-            self._refuse_envelope(raw, str(excess), then)
-            return None
+            fields = fields_at_end(raw)
+            if not self._is_celerys(fields):
+                excess = self._excess("it", len(raw))
+                self._store_refusal(fields, excess, noop)
+                self._refuse_envelope(raw, str(excess), then, fields)
+                return None
         try:
             envelope = decode_envelope(raw) if decoded is None else decoded
             check_envelope(envelope, self._channel.codecs, small=is_small(raw))
@@ -289,11 +309,18 @@ class MessageValidator:
             return None
         return envelope
 
-    def _refuse_envelope(self, raw: bytes, reason: str, then: Callable[[], object] = noop) -> None:
+    def _refuse_envelope(
+        self,
+        raw: bytes,
+        reason: str,
+        then: Callable[[], object] = noop,
+        fields: Mapping[str, Any] = _NONE,
+    ) -> None:
         """Refuse what is no message, and so can be neither acknowledged nor rejected."""
         self.refused += 1
-        log_refusal(raw, reason)
-        self._dead_letters.write_refused(raw, reason, then)
+        about = _about(fields)
+        log_refusal(raw, reason, about)
+        self._dead_letters.write_refused(raw, reason, then, **about)
 
     def _guarded_handler(self) -> Callable[[Any], Any]:
         handle = self._stock["create_task_handler"]()
@@ -346,10 +373,20 @@ class MessageValidator:
         return None
 
     def _check_length(self, message: Any) -> None:
-        if self._limit is not None and len(message.body or b"") > self._limit:
-            raise TooLarge(
-                f"its body has {len(message.body)} bytes, more than batch_max_message_size"
-            )
+        size = len(message.body or b"")
+        if self._limit is not None and size > self._limit and not self._is_celerys(message.headers):
+            raise self._excess("its body", size)
+
+    def _excess(self, what: str, size: int) -> TooLarge:
+        return TooLarge(
+            f"{what} has {size} bytes, more than batch_max_message_size allows ({self._limit}):"
+            f" {_WAY_OUT}"
+        )
+
+    def _is_celerys(self, headers: Mapping[str, Any]) -> bool:
+        """Return whether headers name a task that is no batch task: one to run, or unknown."""
+        name = headers.get("task")
+        return isinstance(name, str) and not isinstance(self._tasks.get(name), BatchTask)
 
     def _task(self, fields: Any) -> Any:
         name = fields.get("task")
@@ -365,7 +402,7 @@ class MessageValidator:
     def _on_error(self, handler: str, *args: Any) -> None:
         """Refuse a message, unless the consumer's own handler is for it."""
         *_, message, error = args
-        if self._is_for_celery(message):
+        if self._is_for_celery(message) and not isinstance(error, TooLarge):
             self._stock[handler](*args)
         else:
             self._refuse(message, error)
@@ -392,10 +429,8 @@ class MessageValidator:
         body = body if isinstance(body, bytes) else str(body).encode(errors="replace")
         reason = reason_of(error)
         self.refused += 1
-        log_refusal(body, reason)
-        about = {
-            name: str(headers[name])[:LONGEST_REASON] for name in ("id", "task") if name in headers
-        }
+        about = _about(headers)
+        log_refusal(body, reason, about)
         # The message is rejected after the refusal is stored and the dead letter written: if
         # this worker dies before, another one does it.
         reject = partial(self._reject, message)
@@ -411,7 +446,7 @@ class MessageValidator:
         self, fields: dict[str, Any], error: Exception, then: Callable[[], object]
     ) -> None:
         """
-        Store a failure for the caller, if the message names a batch task and a result.
+        Store a failure for the caller, if the message names a task of ours and a result.
 
         Args:
             fields: Of the message.
@@ -420,11 +455,11 @@ class MessageValidator:
         """
         task = self._task(fields)
         try:
-            if isinstance(task, BatchTask):
+            if task is not None:
                 check_headers({"id": fields.get("id"), "task": task.name}, fields)
         except Malformed:
             task = None
-        if not isinstance(task, BatchTask):
+        if task is None:
             then()
             return
         store = partial(store_refusal, task, fields, error)
