@@ -17,11 +17,13 @@ TEXT = "x" * 9_000
 
 
 def test_ordinary_task_beyond_the_default_limit(each_shop: Shop):
-    """It is answered as in a stock worker."""
+    """It is answered as in a stock worker, also after a batch task in a chain."""
     worker = each_shop.worker("-c", "1")
 
     assert 2 == each_shop.double.delay(1).get(timeout=60)
     assert 20_000_000 == each_shop.size.delay("x" * 20_000_000).get(timeout=60)
+    array = each_shop.halved.s(5_000_000) | each_shop.size.s()  # of 20 MB
+    assert 5_000_000 == array.delay().get(timeout=60)
     assert "Refused a message" not in worker.log
 
 
