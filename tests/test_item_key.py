@@ -148,7 +148,12 @@ class Method:
         (5, "must be a function of an item's arguments, or names of parameters, got 5"),
         ((), "names of parameters, got ()"),
         (("lang", 5), "names of parameters"),
-        (len, r"must take what an item has \(text, lang\): too many positional arguments$"),
+        (("lang", len), "; give one function, which may return a tuple$"),
+        (("lang", "lang"), "names 'lang' twice"),
+        (
+            len,
+            r"item has \(text, lang\): too many .*; it gets the values of all these parameters$",
+        ),
         (Method.key, "missing a required argument: 'lang'; make it a static method$"),
         (("text", "lang"), "names all parameters, so that none is left with a list"),
     ],

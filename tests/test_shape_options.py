@@ -69,9 +69,15 @@ class Counter(Model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_sizes": (4, 2)}, r"shop.add.batch_sizes: must be whole numbers .*\(4, 2\)"),
-        ({"batch_sizes": 8}, "shop.add.batch_sizes: must be whole numbers from 1 up"),
-        ({"batch_sizes": ("8",)}, "shop.add.batch_sizes: must be whole numbers from 1 up"),
+        (
+            {"batch_sizes": (4, 2)},
+            r"shop.add.batch_sizes: must be a list of whole numbers .*\(4, 2\)",
+        ),
+        ({"batch_sizes": 8}, "shop.add.batch_sizes: must be a list of whole numbers from 1 up"),
+        (
+            {"batch_sizes": ("8",)},
+            "shop.add.batch_sizes: must be a list of whole numbers from 1 up",
+        ),
         (
             {"batch_sizes": (1, 8), "max_batch_size": 16},
             "shop.add.max_batch_size: ",

@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from celery.concurrency import ALIASES
+from celery.exceptions import QueueNotFound
 from kombu.utils.url import maybe_sanitize_url
 from redis.exceptions import NoPermissionError, RedisError
 
@@ -60,6 +61,7 @@ __all__ = [
     "cache_of",
     "collect",
     "devices_of",
+    "ordinary_tasks",
     "payloads_of",
     "pool_of",
     "results_of",
@@ -89,6 +91,7 @@ def collect(app: Any) -> Facts:
         trouble=trouble,
         tasks=tuple(tasks),
         queues=queues,
+        ordinary=() if trouble else ordinary_tasks(app, queues),
         routed=None if trouble else frozenset(routed_queues(app, with_own=True)),
         pool=pool_of(app),
         devices=devices,
@@ -103,6 +106,23 @@ def collect(app: Any) -> Facts:
         version=version("celery-batch"),
         fast_paths=fast_paths_of(app, broker.kind),
     )
+
+
+def ordinary_tasks(app: Any, queues: Mapping[str, str]) -> tuple[str, ...]:
+    """
+    Return the names of ordinary tasks that are routed to a queue of a batch task.
+
+    Args:
+        app: The Celery app.
+        queues: The queue of each batch task, by its name.
+    """
+    found = []
+    for name, task in sorted(app.tasks.items()):
+        if not name.startswith("celery.") and name not in queues:
+            with suppress(QueueNotFound):  # its caller gets the error
+                if queue_of(app, task) in queues.values():
+                    found.append(name)
+    return tuple(found)
 
 
 #: The fast paths that only some brokers have.
@@ -134,7 +154,7 @@ def _why_off(app: Any) -> dict[str, str]:
     """Return why fast paths are off that no library keeps from being on."""
     conf, pool = app.conf, pool_of(app)
     pool = "prefork" if pool in PREFORK else pool
-    processes = conf.worker_concurrency or 1
+    processes = conf.worker_concurrency or os.cpu_count() or 1  # as a worker without the option
     backend = app.backend
     elsewhere = "" if ResultReader.supports(backend) else f"results are in {type(backend).__name__}"
     return {

@@ -195,6 +195,7 @@ class Facts:
         trouble: What celery_batch refuses in options and settings; empty for nothing.
         tasks: The app's batch tasks.
         queues: The queue of each batch task, by the task's name.
+        ordinary: The names of other tasks that are routed to a queue of a batch task.
         routed: The queues that any of its tasks are routed to; None if that is not known.
         pool: The name of the pool that the settings choose.
         devices: The setting ``batch_devices``; None if it is not set, or wrong.
@@ -214,6 +215,7 @@ class Facts:
     trouble: str = ""
     tasks: tuple[Any, ...] = ()
     queues: Mapping[str, str] = field(default_factory=dict)
+    ordinary: tuple[str, ...] = ()
     routed: frozenset[str] | None = None
     pool: str = "prefork"
     devices: tuple[str, ...] | None = None

@@ -24,11 +24,21 @@ def pool(facts: Facts) -> Iterator[Finding]:
             "Use prefork, the default.",
         )
     elif name in (*PREFORK, "threads"):
-        yield ok(f"The pool is {name}.")
+        yield ok(f"The pool is {name} by the settings here{_running_pools(facts)}.")
     else:
         yield warning(
             f"worker_pool={name} is a pool that celery_batch does not know.", "Use prefork."
         )
+
+
+def _running_pools(facts: Facts) -> str:
+    """Return which pools the running workers have, whose options may say otherwise."""
+    by_pool: dict[str, list[str]] = {}
+    for worker in facts.workers or ():
+        if module := worker.pool_module.rpartition(".")[2]:
+            by_pool.setdefault("threads" if module == "thread" else module, []).append(worker.name)
+    found = [f"{pool} ({', '.join(names)})" for pool, names in sorted(by_pool.items())]
+    return f"; running workers have {', '.join(found)}" if found else ""
 
 
 def replacing(facts: Facts) -> Iterator[Finding]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from celery_batch.checks.facts import PREFORK, Facts
 from celery_batch.checks.finding import Finding, ok, problem, warning
 from celery_batch.compat.fast_paths import PathState, states_in_words
 from celery_batch.config import milliseconds_warnings, policy_of, usual_messages
+from celery_batch.runtime.signature import key_names
 
 
 def settings(facts: Facts) -> Iterator[Finding]:
     """What celery_batch itself refuses: misspelt settings, values that make no sense."""
     if facts.trouble:
-        yield problem(facts.trouble, "Mend it: no worker starts like this.")
+        yield problem(facts.trouble, "Correct it: no worker starts like this.")
     else:
         yield ok("Every batch_* setting and task option is known and makes sense.")
 
@@ -31,18 +33,25 @@ def tasks(facts: Facts) -> Iterator[Finding]:
 
 
 def policies(facts: Facts) -> Iterator[Finding]:
-    """Waits that were probably meant in milliseconds, and tasks that are not batched."""
+    """Waits in milliseconds or above the target, and tasks that are not batched."""
     for task in facts.tasks:
         policy = policy_of(task)
         for text in milliseconds_warnings(task.name, policy) if task.traces_items else ():
             says, fix = text.split("; ")
             yield warning(f"{says}.", f"{fix.capitalize()}.")
+        target = policy.target_latency
+        if target is not None and target < policy.max_wait:
+            yield warning(
+                f"{task.name}: target_latency={target:g} is below max_wait={policy.max_wait:g},"
+                " so that no request can wait for so long.",
+                "Lower max_wait to a part of target_latency, or raise target_latency.",
+            )
         if policy.max_batch_size == 1:
             yield ok(f"{task.name} has max_batch_size=1: it is not batched.")
 
 
 def costs(facts: Facts) -> Iterator[Finding]:
-    """Items that cost more than a batch may."""
+    """Items that cost more than a batch may, and costs that are the same in each batch."""
     for task in facts.tasks:
         batch, item = task.max_batch_cost, task.max_item_cost
         if batch and item and item > batch:
@@ -51,6 +60,18 @@ def costs(facts: Facts) -> Iterator[Finding]:
                 " (max_batch_cost): an item that costs more than a batch runs alone.",
                 f"Raise max_batch_cost, or lower max_item_cost to {batch:g}.",
             )
+        cost, keys = (_own_or_model_s(task, option) for option in ("cost", "batch_by"))
+        if (batch or item) and isinstance(cost, str) and cost in key_names(keys):
+            yield warning(
+                f"{task.name}: cost and batch_by both name {cost}: all items of a batch have the"
+                " same cost.",
+                "Name the parameter whose length differs in cost, or give a function.",
+            )
+
+
+def _own_or_model_s(task: Any, option: str) -> Any:
+    own = getattr(task, option)
+    return getattr(task.model, option, None) if own is None else own
 
 
 #: How reasons begin for which a fast path is off as it should be, or of which other checks speak.
@@ -73,7 +94,7 @@ _IN_APP = (
 def fast_paths(facts: Facts) -> Iterator[Finding]:
     """What is done by Celery's own, slower code."""
     if facts.fast_paths:
-        yield _paths("Fast paths", facts.fast_paths)
+        yield _paths("Fast paths by the settings here", facts.fast_paths)
     by_states: dict[tuple[PathState, ...], list[str]] = {}
     for worker in facts.workers or ():
         by_states.setdefault(worker.fast_paths, []).append(worker.name)
@@ -121,6 +142,23 @@ def prefetch(facts: Facts) -> Iterator[Finding]:
     held = sum(usual_messages(task, policy_of(task)) for task in facts.tasks)
     most = f"Each pool process may hold {held} messages, as many as its batches can use."
     yield from list(_held_back(facts, held)) or [ok(most)]
+    yield from _held_too(facts)
+
+
+def _held_too(facts: Facts) -> Iterator[Finding]:
+    """Name ordinary tasks in queues of batch tasks: the prefetch is that of the whole worker."""
+    names = facts.ordinary
+    if names:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        yield ok(
+            f"Ordinary tasks share a queue with batch tasks ({', '.join(names[:_NAMED])}{more}): a"
+            " worker holds as many of their messages, unless they have a queue and a worker"
+            " of their own (task_routes, -Q)."
+        )
+
+
+#: How many tasks a finding names.
+_NAMED = 3
 
 
 def _held_back(facts: Facts, held: int) -> Iterator[Finding]:

@@ -269,7 +269,7 @@ def _budget(where: str, name: str, report: Mapping[str, Any]) -> Iterator[Findin
         yield warning(
             f"{where}all {failed} requests of {name} failed before its model was called: they"
             " cost more than max_item_cost, or their cost cannot be computed.",
-            "Their errors say which: raise max_item_cost, or mend the cost function.",
+            "Their errors say which: raise max_item_cost, or correct the cost function.",
         )
     if calls < _ENOUGH:
         return

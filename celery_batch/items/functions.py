@@ -110,7 +110,9 @@ def check_sort_window(cls: Any) -> None:
         ConfigurationError: It has no effect.
     """
     if "sort_window" in vars(cls) and not cls.padded and item_key_of(cls) is None:
-        raise ConfigurationError(f"{cls.name}.sort_window: has no effect without padded=True")
+        raise ConfigurationError(
+            f"{cls.name}.sort_window: has no effect without padded=True or batch_by"
+        )
 
 
 def check_queue_cost(task: Any) -> None:
@@ -224,10 +226,13 @@ def item_key_of(task: Any) -> ItemKey | None:
     option, parameters = f"{task.name}.batch_by", [*task._batch_signature.parameters]
     names = key_names(batch_by)
     if not (callable(batch_by) or names):
+        is_mixed = isinstance(batch_by, (tuple, list)) and any(map(callable, batch_by))
+        hint = "; give one function, which may return a tuple" if is_mixed else ""
         raise ConfigurationError(
             f"{option}: must be a function of an item's arguments, or names of parameters,"
-            f" got {batch_by!r}"
+            f" got {batch_by!r}{hint}"
         )
+    _refuse_double_names(option, batch_by)
     if not names:
         check_function(option, batch_by, task._batch_signature)
     for name in names:
@@ -242,3 +247,9 @@ def item_key_of(task: Any) -> ItemKey | None:
             f" give a function of an item's arguments"
         )
     return ItemKey(task.name, task._batch_signature, batch_by)
+
+
+def _refuse_double_names(option: str, batch_by: Any) -> None:
+    for name in () if callable(batch_by) or isinstance(batch_by, str) else batch_by:
+        if [*batch_by].count(name) > 1:
+            raise ConfigurationError(f"{option}: names {name!r} twice, got {batch_by!r}")

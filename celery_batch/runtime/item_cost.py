@@ -47,6 +47,8 @@ class ItemCost:
         self._is_interrupt = is_interrupt
         #: Takes a row.
         self._function: Callable[[Sequence[Any]], Any]
+        #: The parameter whose length it is; empty if a function computes it.
+        self._parameter = cost if isinstance(cost, str) else ""
         if isinstance(cost, str):
             column = [*signature.parameters].index(cost)
             self._function = lambda row: len(row[column])
@@ -85,9 +87,7 @@ class ItemCost:
         except BaseException as error:
             if self._is_interrupt(error):
                 raise  # it is the whole batch's, or the worker's
-            raise InvalidCost(
-                f"{self._name}: its cost function raised {type(error).__name__}: {error}"
-            ) from error
+            raise InvalidCost(f"{self._name}: {self._why_none(error)}") from error
         if not 0 <= cost < inf:
             raise InvalidCost(
                 f"{self._name}: the cost of an item must be a number from 0 up, got {found!r}"
@@ -98,3 +98,12 @@ class ItemCost:
                 f" allowed (max_item_cost)"
             )
         return cost
+
+    def _why_none(self, error: BaseException) -> str:
+        """Return why an item has no cost, in words."""
+        if self._parameter and isinstance(error, TypeError):
+            return (
+                f"the value of {self._parameter!r}, whose length is the cost, has no length:"
+                f" {error}; if the value is the cost, give a function that returns it"
+            )
+        return f"its cost function raised {type(error).__name__}: {error}"

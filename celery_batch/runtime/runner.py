@@ -523,7 +523,7 @@ def checked(name: str, outputs: Any, size: int, filling: int = 0) -> Sequence[An
     if len(outputs) != size:
         raise WrongResultCount(
             f"{name} returned {len(outputs)} outputs for {batch};"
-            f" it must return one output per input, in order"
+            f" it must return one output per input, in order{_repeated(len(outputs), size)}"
         )
     return outputs
 
@@ -542,4 +542,12 @@ def _all(error: Exception, part: range) -> list[Outcome]:
 
 
 def _describe(outputs: Any) -> str:
-    return "None" if outputs is None else f"a {type(outputs).__name__}"
+    return "None" if outputs is None else f"a value of type {type(outputs).__name__}"
+
+
+def _repeated(outputs: int, size: int) -> str:
+    """Return a hint for a function that takes its parameters for values of one item."""
+    times, rest = divmod(outputs, size)
+    if rest or times < 2:  # noqa: PLR2004 (twice)
+        return ""
+    return f"; its parameters are lists with a value for each item, and a list * {times} repeats it"

@@ -27,6 +27,9 @@ __all__ = [
     "with_one_value",
 ]
 
+#: How a function of an item's arguments is called.
+_ALL_VALUES = "it gets the values of all these parameters"
+
 #: The signature of models that do not define `predict`, such as a streamer's function.
 _ONE = inspect.Signature([inspect.Parameter("batch", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
 
@@ -191,10 +194,10 @@ def check_function(option: str, function: Any, signature: inspect.Signature) -> 
         call_with_columns(takes.bind, signature, [*signature.parameters])
     except TypeError as error:
         first = next(iter(takes.parameters), "")
-        hint = "; make it a static method" if first in ("self", "cls") else ""
+        hint = "make it a static method" if first in ("self", "cls") else _ALL_VALUES
         raise ConfigurationError(
             f"{option}: {getattr(function, '__qualname__', function)}{takes} must take what an"
-            f" item has ({', '.join(signature.parameters)}): {error}{hint}"
+            f" item has ({', '.join(signature.parameters)}): {error}; {hint}"
         ) from None
 
 

@@ -98,7 +98,7 @@ class HandleModel(Model):
     def _forward(self, inputs: list[Any]) -> Sequence[Any]:
         outputs = self._handle.forward(inputs)
         if isinstance(outputs, (str, bytes, dict)) or not hasattr(outputs, "__len__"):
-            problem = f"a {type(outputs).__name__}"
+            problem = f"a value of type {type(outputs).__name__}"
         elif len(outputs) != len(inputs):
             problem = f"{len(outputs)} outputs"
         else:

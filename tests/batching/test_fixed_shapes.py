@@ -44,8 +44,11 @@ def test_nothing_else_is(value):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_sizes": (2, 1)}, "batch_sizes: must be whole numbers from 1 up, in ascending"),
-        ({"batch_lengths": (0,)}, "batch_lengths: must be whole numbers from 1 up"),
+        (
+            {"batch_sizes": (2, 1)},
+            "batch_sizes: must be a list of whole numbers from 1 up, in ascending",
+        ),
+        ({"batch_lengths": (0,)}, "batch_lengths: must be a list of whole numbers from 1 up"),
         ({"batch_sizes": (1, 2)}, r"max_batch_size: must be one of batch_sizes \(1, 2\), got 32"),
         ({"batch_lengths": (8,)}, "batch_lengths: needs batch_sizes"),
     ],

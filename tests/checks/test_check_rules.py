@@ -243,6 +243,13 @@ WRONG = [
     (tasks_checks.tasks, replace(GOOD, tasks=()), "problem", "no batch task"),
     (tasks_checks.policies, task(max_wait=10.0), "warning", "write 0.01"),
     (tasks_checks.policies, task(linger=5.0), "warning", "linger=5"),
+    (tasks_checks.policies, task(target_latency=200.0), "warning", "write 0.2"),
+    (
+        tasks_checks.policies,
+        task(target_latency=0.1, max_wait=0.5),
+        "warning",
+        "target_latency=0.1 is below max_wait=0.5",
+    ),
     (tasks_checks.fast_paths, replace(GOOD, fast_paths=[NEW]), "warning", "Install releases"),
     (tasks_checks.fast_paths, replace(GOOD, fast_paths=[BY_HAND]), "warning", "Leave these"),
     (tasks_checks.fast_paths, replace(GOOD, fast_paths=[EVENTS]), "warning", "Leave out what is"),
@@ -614,7 +621,16 @@ FINE = [
         replace(conf(worker_concurrency=8, worker_eta_task_limit=24)(), pool="solo"),
         "24 messages",
     ),
-    (machine_checks.pool, replace(GOOD, pool="threads"), "threads"),
+    (
+        machine_checks.pool,
+        worker(pool={"implementation": "celery.concurrency.thread:TaskPool"}),
+        "The pool is prefork by the settings here; running workers have threads (w).",
+    ),
+    (
+        machine_checks.pool,
+        replace(GOOD, pool="threads", workers=None),
+        "The pool is threads by the settings here.",
+    ),
     (broker_checks.broker, broker("amqp"), "amqp answers"),
     (broker_checks.eviction, broker(maxmemory_policy="allkeys-lru"), "no limit of memory"),
     (broker_checks.visibility, conf(broker_transport_options={"visibility_timeout": 1}), "leased"),
@@ -652,6 +668,30 @@ FINE = [
         "max_wait=0.5; the app says 8 and 0.01: it was set",
     ),
 ]
+
+
+@pytest.mark.parametrize(("names", "listed"), [("ab", "(a, b)"), ("abcd", "(a, b, c and 1 more)")])
+def test_ordinary_tasks_in_a_batch_task_s_queue_are_named(names, listed):
+    """A worker holds as many of them, too."""
+    _, found = tasks_checks.prefetch(replace(GOOD, ordinary=tuple(names)))
+
+    assert Level.OK == found.level
+    assert f"share a queue with batch tasks {listed}: a worker" in found.says
+
+
+def test_a_cost_that_is_the_same_in_each_batch_is_named():
+    """The parameter is one that batch_by names, too."""
+    app = Celery("keyed", broker="memory://", set_as_current=False)
+    options = {"batch_by": "lang", "cost": "lang", "max_batch_cost": 9}
+
+    @app.task(base=BatchTask, name="k", shared=False, **options)
+    def k(text, lang):
+        return [lang for _ in text]
+
+    (found,) = tasks_checks.costs(replace(GOOD, app=app, tasks=(app.tasks["k"],)))
+
+    assert Level.WARNING == found.level
+    assert "cost and batch_by both name lang" in found.says
 
 
 @pytest.mark.parametrize(

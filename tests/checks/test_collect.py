@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 import redis
 from celery import Celery
+from kombu import Queue
 
 from celery_batch import BatchTask
 from celery_batch.checks.collect import (
     cache_of,
     devices_of,
     fast_paths_of,
+    ordinary_tasks,
     payloads_of,
     pool_of,
     trouble_of,
@@ -244,12 +246,12 @@ def paths(**settings):
             {"worker_pool": "threads", "worker_concurrency": 2},
             {
                 "write_ahead": "the pool is threads",
-                "overlap": "this worker may have 2 threads",
+                "overlap": "this worker may have 2 threads: normal",
             },
         ),
         (
             {"worker_concurrency": 4},
-            dict.fromkeys(("write_ahead", "overlap"), "this worker may have 4 processes"),
+            dict.fromkeys(("write_ahead", "overlap"), "this worker may have 4 processes: normal"),
         ),
         (
             {"result_backend": "rpc://"},
@@ -268,3 +270,19 @@ def test_fast_paths_are_off_where_settings_have_them_off(settings, off):
 def test_a_path_that_is_not_known_leaves_nothing_to_say():
     """The setting is wrong, which another check says."""
     assert () == fast_paths_of(app_with(batch_disable_fast_paths=("swift",)), "redis")
+
+
+def test_ordinary_tasks_of_a_batch_task_s_queue_are_found():
+    """Those with a queue of their own, or one that does not exist, are left out."""
+    app = app_with(task_create_missing_queues=False, task_queues=[Queue("celery"), Queue("mail")])
+    app.conf.task_routes = {"mailed": "mail", "lost": "nowhere"}
+
+    def run():
+        """Never runs."""
+
+    for name in ("here", "mailed", "lost"):
+        app.task(name=name, shared=False)(run)
+    app.finalize()
+
+    assert "here" in ordinary_tasks(app, {"t": "celery"})
+    assert not {"mailed", "lost", "t"} & {*ordinary_tasks(app, {"t": "celery"})}

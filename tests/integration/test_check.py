@@ -130,7 +130,7 @@ def test_a_worker_without_celery_batch_beside_one_with_events(shop, tmp_path):
     assert not [each for each in said["serving"] if "could not say" in each[1]]
     assert "Traceback" not in log.read_text()
     assert [
-        ("warning", "Fast paths: publish off (task_send_sent_event is on)."),
+        ("warning", "Fast paths by the settings here: publish off (task_send_sent_event is on)."),
         ("ok", f"Fast paths of {ours.name}: intake off (task events are on). {price}"),
     ] == [each[:2] for each in said["fast-paths"]]
     assert "intake off (task events are on)" in ours.log

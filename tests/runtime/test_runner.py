@@ -344,12 +344,12 @@ def test_wrong_number_of_outputs_is_nobody_s_output(outputs: list[int]):
     ("outputs", "what"),
     [
         (None, "None"),
-        (7, "a int"),
-        ("ab", "a str"),
-        (b"ab", "a bytes"),
-        ({"a": 1, "b": 2}, "a dict"),
-        (iter([1, 2]), "a list_iterator"),
-        (np.array(7), "a int"),
+        (7, "a value of type int"),
+        ("ab", "a value of type str"),
+        (b"ab", "a value of type bytes"),
+        ({"a": 1, "b": 2}, "a value of type dict"),
+        (iter([1, 2]), "a value of type list_iterator"),
+        (np.array(7), "a value of type int"),
     ],
     ids=lambda value: type(value).__name__,
 )

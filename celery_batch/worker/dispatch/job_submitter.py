@@ -52,7 +52,7 @@ def overlap_state(
         return PathState(path, f"the pool is {pool}")
     if state.is_on and processes != 1:
         what = "threads" if pool == "threads" else "processes"
-        return PathState(path, f"this worker may have {processes} {what}")
+        return PathState(path, f"this worker may have {processes} {what}: normal")
     if state.is_on and app.conf.get("result_backend_thread_safe"):
         # One buffer of results, for two threads.
         return PathState(path, "result_backend_thread_safe is on")

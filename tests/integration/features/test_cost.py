@@ -70,7 +70,7 @@ def test_an_item_without_a_cost_fails_alone(place: Place):
 
     assert (3, 2) == (found[0], found[3])
     assert isinstance(found[1], InvalidCost)
-    assert "f.tokens: its cost function raised TypeError" in str(found[1])
+    assert "f.tokens: the value of 'text', whose length is the cost, has no length" in str(found[1])
     assert isinstance(found[2], ItemTooLarge)
     assert "this item costs 151, and at most 150 is allowed" in str(found[2])
 
