@@ -55,6 +55,50 @@ def test_each_requests_handlers_are_called(worker: Worker, pool: Pool):
     assert 0 == worker.in_flight
 
 
+def test_starts_of_a_batch_that_was_read_ahead_wait_for_the_model(worker: Worker, pool: Pool):
+    """They are announced once, beside the model, which does not run what was revoked."""
+    a, b, c = worker.send("trios", "a", "b", "c")
+    payload = pool.sent[0].deliveries
+    payload.is_read_ahead = True
+    b.is_done = True
+    pool.sent[0].accept_callback(77, 1.5)
+
+    assert ({"b"}, []) == (payload.revoked, worker.ids("accepted"))
+    payload.announce_start()
+    assert [a.id, c.id] == worker.ids("accepted")
+
+
+def test_early_acknowledgements_precede_the_model(worker: Worker, pool: Pool):
+    """Celery acknowledges them as it announces the start."""
+    worker.app.tasks["pairs"].acks_late = False
+    worker.send("pairs", "a", "b")
+    pool.sent[0].deliveries.is_read_ahead = True
+    pool.sent[0].accept_callback(77, 1.5)
+
+    assert ["a", "b"] == worker.ids("accepted")
+    assert pool.sent[0].deliveries.announce_start is None
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_start_of_an_adopted_request_is_announced_once(worker: Worker, pool: Pool, when: str):
+    """Whether it was delivered again before or after the start of its batch was announced."""
+    a, _ = worker.send("pairs", "a", "b")
+    payload, job = pool.sent[0].deliveries, pool.sent[0].accept_callback.__self__
+    payload.is_read_ahead = True
+    pool.sent[0].accept_callback(77, 1.5)
+    again = Call("a", worker.events)
+    if when == "after":
+        payload.announce_start()
+        worker.events.clear()
+    assert job.adopt(again)
+    if when == "before":
+        payload.announce_start()
+
+    assert (["a", "b"] if when == "before" else ["a"]) == worker.ids("accepted")
+    assert again in job.requests
+    assert a not in job.requests
+
+
 def test_an_error_of_one_request_does_not_affect_the_others(
     worker: Worker, pool: Pool, caplog: pytest.LogCaptureFixture
 ):

@@ -74,6 +74,8 @@ class BatchJob:
 
     #: The error that the pool reported instead of an answer.
     error: Any = None
+    #: Whether the start of its requests was announced.
+    _is_announced = False
 
     def __init__(
         self, task: Any, batch: Batch[Any], listener: JobListener, policy: BatchPolicy
@@ -287,8 +289,9 @@ class BatchJob:
             index = keys.index(task_request.key)
             former, self.requests[index] = self.requests[index], task_request
             task_request.take_place_of(former)
+            is_announced = self._is_announced
         task_ready(former)
-        if self.began is not None:
+        if is_announced:
             HandlerCall(task_request, task_request.on_accepted, (self.pid, self.began)).call()
         return True
 
@@ -300,11 +303,11 @@ class BatchJob:
             self._leave_out_revoked(payload)
         self.pid, self.began = pid, time_accepted
         self._listener.on_start(self)
-        announce = partial(self._announce_start, pid, time_accepted)
-        if payload is not None and payload.is_read_ahead:
-            payload.announce_start = announce
+        # Celery acknowledges early as it announces the start: before the model runs.
+        if payload is not None and payload.is_read_ahead and self.task.acks_late:
+            payload.announce_start = partial(self._announce_start, pid, time_accepted)
         else:
-            announce()
+            self._announce_start(pid, time_accepted)
 
     def _leave_out_revoked(self, payload: BatchPayload) -> None:
         """Leave out requests that were revoked or expired while the batch waited; announce it."""
@@ -318,8 +321,11 @@ class BatchJob:
 
     def _announce_start(self, pid: int, began: float) -> None:
         """Have each request that runs handle its start."""
-        wanted = [request for request in self.requests if not request.is_done]
-        for request in _accept(wanted, pid, began):
+        with self._lock:
+            self._is_announced = True
+            wanted = [request for request in self.requests if not request.is_done]
+            special = _accept(wanted, pid, began)
+        for request in special:
             HandlerCall(request, request.on_accepted, (pid, began)).call()
 
     def _on_success(self, answer: BatchEnd | ExceptionInfo, **_: Any) -> None:
@@ -359,6 +365,10 @@ class BatchJob:
             self._listener.on_end(self, follow_up)
 
 
+#: Guards Celery's counters, which batches of two threads may change at once.
+_state_lock = threading.RLock()
+
+
 def _accept(requests: Sequence[Any], pid: int, began: float) -> list[Any]:
     """
     Mark the routine requests of a batch as accepted by a pool process.
@@ -375,12 +385,13 @@ def _accept(requests: Sequence[Any], pid: int, began: float) -> list[Any]:
         return list(requests)
     started = time.time() - (time.monotonic() - began)
     routine = [each for each in requests if each.is_routine and not each.is_done]
-    for request in routine:
-        request.worker_pid, request.time_start = pid, started
-        state.requests[request.id] = request
-        state.active_requests.add(request)
-        state.total_count[request.name] += 1
-    state.all_total_count[0] += len(routine)
+    with _state_lock:
+        for request in routine:
+            request.worker_pid, request.time_start = pid, started
+            state.requests[request.id] = request
+            state.active_requests.add(request)
+            state.total_count[request.name] += 1
+        state.all_total_count[0] += len(routine)
     if len(routine) == len(requests):
         return []
     accepted = set(routine)

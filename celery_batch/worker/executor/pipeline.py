@@ -328,17 +328,20 @@ class OverlappedBatch:
         Raises:
             BaseException: What ended the call there.
         """
+        self._offer(call)
+        return self._await_end()
+
+    def _offer(self, call: ModelCall) -> None:
+        """Prepare a model call, and leave it to the main thread."""
         call.prepare()
         request = call.task.request_stack.top
         self._ready.put(_Ready(call, copy_context(), request, time.monotonic()))
-        self.during_model()
+
+    def _await_end(self) -> float:
         end = self._ends.get()
         if isinstance(end, BaseException):
             raise end
         return end
-
-    def during_model(self) -> None:
-        """Do what can be done while the model runs."""
 
     def await_start(self) -> None:
         """Return when the main thread has accepted the batch."""

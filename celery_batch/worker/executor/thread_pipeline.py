@@ -6,8 +6,9 @@ beside it, as in a pool process; see `pipeline`.
 
 Rule 1: jobs run in the order in which the pool got them.
 Rule 2: nothing of ours runs beside an ordinary task or a suspect, a request whose process died.
-Rule 3: a batch is accepted when its model is about to run.  The starts of its requests are reported
-        while it runs, and the batch is done when its results are stored.
+Rule 3: a batch is accepted when its model is about to run, and it is done when its results are
+        stored.  Of a batch that was prepared ahead, the starts of its requests are announced
+        while the model runs, unless they are acknowledged early.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from celery_batch.worker.dispatch.follow_up import error_info
 from celery_batch.worker.dispatch.job_submitter import may_overlap, overlap_state
 from celery_batch.worker.dispatch.payload import BatchPayload
 from celery_batch.worker.executor.executor import run_batch, trace_batch
+from celery_batch.worker.executor.model_call import ModelCall
 from celery_batch.worker.executor.pipeline import SWITCH_INTERVAL, OverlappedBatch
 
 __all__ = ["ThreadPipeline", "overlap_in"]
@@ -71,15 +73,28 @@ class _Batch(OverlappedBatch):
         #: Whether a worker thread has it, or will.
         self.is_traced = False
 
-    def during_model(self) -> None:
-        """Report the start of the requests, which would keep the device waiting before the call."""
+    # These methods run on the worker thread.
+
+    def run_model(self, call: ModelCall) -> float:
+        """
+        Have the pool's thread call the model, and announce the start meanwhile.
+
+        Raises:
+            BaseException: What ended the call there.
+        """
+        self._offer(call)
         self.await_start()
+        self.announce_start()
+        return self._await_end()
+
+    def announce_start(self) -> None:
+        """Announce the start of the requests, if that was left to this thread."""
         announce, self.payload.announce_start = self.payload.announce_start, None
         if announce is None:
             return
         try:
             announce()
-        except Exception:
+        except BaseException:  # even an exit: the model runs, and ends the batch
             logger.exception("Could not report the start of a batch of %s", self.task_name)
 
 
@@ -239,7 +254,8 @@ class ThreadPipeline:
         except BaseException as error:  # noqa: BLE001 (the model has ended the batch, or a hook)
             end = _lost(error)
         try:
-            batch.during_model()  # if the model was not called
+            batch.await_start()
+            batch.announce_start()  # if the model was not called
             if not batch.has_raised:
                 batch.on_end(end)
         except Exception:
