@@ -69,9 +69,11 @@ coverage: $(STAMP) ## Branch coverage with all that tests start, pool processes 
 	@COVERAGE_FILE='$(GATHERED)/data' $(BIN)/python -m coverage combine --quiet $(RCFILE)
 	@COVERAGE_FILE='$(GATHERED)/data' $(BIN)/python -m coverage report $(RCFILE) --skip-covered
 
-# Of two processors the types take one as long as all else takes the other.
+# Of two processors the types take one as long as all else takes the other.  An outer make's -j holds.
 check: $(STAMP) ## Lint, types, import rules and cycles, sizes, lock, the site, documented examples
-	@$(MAKE) --no-print-directory -j 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) check-types check-rest
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j 2) $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) check-types check-rest
 
 # Reading all tests compiles them and what they import once, where each process of `make test` would.
 check-types: $(STAMP)
@@ -80,8 +82,6 @@ check-types: $(STAMP)
 	@$(BIN)/python -m pytest -qq --collect-only tests >build/collected || { cat build/collected; exit 1; }
 
 check-rest: $(STAMP)
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/interrogate -q tests || { $(BIN)/interrogate -vv tests | grep MISSED; exit 1; }
 	@$(BIN)/python tests/house.py

@@ -338,9 +338,12 @@ class KeyedBatcher(Generic[T]):
 
     def _count_out(self, requests: Sequence[Request[T]]) -> float:
         """Subtract requests from the totals; return their work."""
-        all_work, policy, is_one = 0.0, self._policy, len(self._totals) == 1
-        for urgency in [*self._totals] if is_one else {each.urgency for each in requests}:
-            those = requests if is_one else [each for each in requests if each.urgency == urgency]
+        all_work, policy = 0.0, self._policy
+        urgencies = {each.urgency for each in requests}
+        for urgency in urgencies:
+            those = requests
+            if len(urgencies) > 1:
+                those = [each for each in requests if each.urgency == urgency]
             work: float
             work = rows = sum(map(_rows, those))
             if policy.max_batch_cost is not None:

@@ -27,6 +27,9 @@ __all__ = ["Uploads", "may_be_large", "with_stored_values", "with_values"]
 #: Types of arguments that are never stored, whatever their value; texts only if they are long.
 _SMALL = frozenset((int, float, bool, type(None)))
 
+#: Python writes no number of more than 4,300 digits; from this one on it is tried.
+_LARGEST_INT = (1 << 63) - 1
+
 #: Characters of a text, or values of a list, from which on its size is looked at.
 _LONG = 1 << 12
 
@@ -247,12 +250,22 @@ def _can_be_sent(task: Any, args: Any, kwargs: Any, serializer: str) -> bool:
         if task.typing:
             task.__header__(*(args or ()), **(kwargs or {}))
         values = *(args or ()), *(kwargs or {}).values()
-        is_plain = all(type(each) is StoredValue or _is_small(each) for each in values)
+        is_plain = all(map(_is_plain, values)) and {str}.issuperset(map(type, kwargs or ()))
         if serializer == "json" and not is_plain:
             encode_json((args, kwargs))
     except Exception:  # noqa: BLE001 (Celery meets it as well, and raises its own error)
         return False
     return True
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is stored, or a small one that JSON surely has a word for."""
+    if type(value) is StoredValue:
+        return True
+    parts = value if type(value) is list else (value,)
+    return _is_small(value) and not any(
+        type(each) is int and abs(each) > _LARGEST_INT for each in parts
+    )
 
 
 def _take_out(payloads: AppPayloads, args: Any, kwargs: Any, taken: Payloads) -> tuple[Any, Any]:

@@ -203,16 +203,18 @@ class RedisPayloads(PayloadStore):
 
     def put_many(self, payloads: Iterable[tuple[str, Any, float]]) -> dict[str, StoreError]:
         """Store payloads in one round trip; see `PayloadStore.put_many`."""
-        keys, commands, size = [], [], 0
+        keys: list[str] = []
+        commands: list[tuple[Any, ...]] = []
         for key, data, seconds in payloads:
-            size = len(data)
             expiry = b"%d" % round(seconds * 1000)
             keys.append(key)
             commands.append((b"SET", self._key(key), memoryview(data), b"PX", expiry))
         try:
             answers = round_trip(self._client, commands)
         except (RedisError, OSError) as error:
-            if len(keys) == 1 and self._broke_off(error, size):
+            # Of several it is not known which one is too large.
+            size = commands[0][2].nbytes if len(commands) == 1 else 0
+            if self._broke_off(error, size):
                 text = f"{error} A value of {size} bytes may be more than its server takes"
                 return {keys[0]: StoreError(text)}
             answers = [error] * len(keys)

@@ -23,6 +23,7 @@ from celery_batch.serialization.arrays import encoded_hook
 from celery_batch.serialization.binary import CONTENT_TYPE, decode_binary
 
 __all__ = [
+    "NOTHING_EMBEDDED",
     "OnceDecoded",
     "Undecoded",
     "decode_arguments",
@@ -44,7 +45,7 @@ _BODY = b'{"body": "'
 #: The end of a body that embeds nothing beside its arguments, and what is embedded then: one
 #: value for all messages, which is not changed.
 _NO_EMBED = ', {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
-_NOTHING = json.loads(_NO_EMBED[2:-1])
+NOTHING_EMBEDDED = json.loads(_NO_EMBED[2:-1])
 
 _decoder = json.JSONDecoder()
 _decode, _scan = _decoder.decode, _decoder.scan_once  # type: ignore[attr-defined]
@@ -216,7 +217,7 @@ def _decode_body(text: str) -> Any:
         # The end is in no string, whose quotes would be escaped: what is left is a list.
         found = decode_json(f"{text[: -len(_NO_EMBED)]}]", encoded_hook)
         if found:
-            return [*found, _NOTHING]
+            return [*found, NOTHING_EMBEDDED]
     return decode_json(text, encoded_hook)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Iterator
 
 import pytest
@@ -80,6 +81,17 @@ def test_commands_of_one_round_trip(redis_server: RedisServer):
     assert isinstance(error, redis.ResponseError)
     assert [small, bytes(large), None] == found
     assert [] == round_trip(client, [])
+
+
+@pytest.mark.parametrize("count", [0, 3, 100_000])
+def test_words_whose_items_are_larger_than_a_byte(redis_server: RedisServer, count: int):
+    """Their bytes are counted: the commands after them are read as they are."""
+    numbers = memoryview(array("d", range(count)))
+    path = f"{redis_server.directory}/redis.sock"
+    with redis.Redis(unix_socket_path=path) as client:
+        found = round_trip(client, [(b"SET", b"a", numbers), (b"GET", b"a"), (b"PING",)])
+
+    assert [b"OK", bytes(numbers), b"PONG"] == found
 
 
 @pytest.mark.parametrize("retries", [0, 1])

@@ -571,6 +571,22 @@ def test_calls_that_cannot_be_sent(make: Any, client: redis.Redis):
     assert client.llen("celery") == 0
 
 
+@pytest.mark.parametrize(
+    "call",
+    [((LARGE, 10**5000), {}), ((LARGE, [1, -(10**5000)]), {}), ((LARGE,), {(1, 2): 3})],
+    ids=["number", "list", "key"],
+)
+def test_plain_values_that_cannot_be_sent(make: Any, client: redis.Redis, call: Any):
+    """Not every number and name can be written: nothing is stored beside those that cannot."""
+    task = make()
+    task.typing = False
+    with pytest.raises((EncodeError, TypeError, ValueError)):
+        task.apply_async(*call)
+
+    assert stored(client) == {}
+    assert client.llen("celery") == 0
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 @pytest.mark.parametrize("layout", ["sparse_coo", "sparse_csr"])
 def test_sparse_tensors(make: Any, client: redis.Redis, layout: str):

@@ -19,7 +19,7 @@ import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -40,6 +40,9 @@ TESTS = (
     *("tests/compat", "tests/integration/test_frozen_redis.py"),
     *("tests/integration/test_redis_rules.py", "tests/integration/test_changed_libraries.py"),
 )
+
+#: How long the faults may take to end, each time that they are told to.
+_SECONDS_TO_END = 10.0
 
 _console = Console()
 
@@ -140,14 +143,16 @@ def _run(row: Row, options: argparse.Namespace) -> Outcome:
 @contextmanager
 def _faults(row: Row, options: argparse.Namespace) -> Iterator[Callable[[], int]]:
     """Try the faults beside the tests, which wait a lot; what is yielded ends them and prints."""
-    names = options.faults
-    faults = [row.python, "-m", "tests.faults", *names, f"--seeds={options.seeds}"]
+    if not options.faults:
+        yield lambda: 0
+        return
+    faults = [row.python, "-m", "tests.faults", *options.faults, f"--seeds={options.seeds}"]
     with tempfile.TemporaryFile("w+") as said:
-        child = subprocess.Popen(faults, cwd=ROOT, stdout=said, stderr=said) if names else None
+        child = subprocess.Popen(faults, cwd=ROOT, stdout=said, stderr=said)
 
         def end() -> int:
-            """Return the exit code, 0 without any faults."""
-            code = child.wait() if child else 0
+            """Return the exit code."""
+            code = child.wait()
             said.seek(0)
             _console.print(said.read(), markup=False, highlight=False, soft_wrap=True)
             return code
@@ -155,9 +160,16 @@ def _faults(row: Row, options: argparse.Namespace) -> Iterator[Callable[[], int]
         try:
             yield end
         finally:
-            if child and child.poll() is None:
-                child.send_signal(signal.SIGINT)
-                child.wait()
+            _end(child)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a process, which a Ctrl-C at the terminal has reached as well."""
+    for number in (0, signal.SIGINT, signal.SIGKILL):  # 0 is no signal
+        child.send_signal(number)
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(_SECONDS_TO_END)
+            return
 
 
 def _run_mixed(caller: Path | str, worker: Path | str, options: argparse.Namespace) -> int:

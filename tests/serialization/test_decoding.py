@@ -8,6 +8,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from celery import Celery
+from celery.worker.request import Request
 from hypothesis import given
 from hypothesis import strategies as st
 from kombu.message import Message
@@ -15,6 +17,7 @@ from kombu.transport.virtual import Base64
 from kombu.utils import json
 
 from celery_batch.serialization.decoding import (
+    NOTHING_EMBEDDED,
     OnceDecoded,
     Undecoded,
     decode_arguments,
@@ -92,6 +95,30 @@ def test_bodies_are_kombu_s(body: Any, fields: dict[str, Any]):
     ours, theirs = (Message(body, content_encoding="utf-8", **usual) for _ in range(2))
 
     assert outcome(lambda: theirs.payload) == outcome(lambda: payload_of(ours))
+
+
+def test_what_embeds_nothing_is_shared_and_unchanged():
+    """It is as it was after the requests of messages with links, chains and chords."""
+    signature = {"task": "next", "args": [], "kwargs": {}, "options": {}}
+    embedded: list[dict[str, Any]] = [
+        {},
+        {"callbacks": [signature]},
+        {"errbacks": [signature]},
+        {"chain": [signature]},
+        {"chord": signature},
+        {},
+    ]
+    app = Celery(set_as_current=False)
+    for each in embedded:
+        body = json.dumps([[], {}, {**dict.fromkeys(NOTHING_EMBEDDED), **each}])
+        headers = {"id": "an-id", "task": "sent", "lang": "py"}
+        usual = {"content_type": "application/json", "accept": {"application/json"}}
+        message = Message(body, headers=headers, content_encoding="utf-8", **usual)
+        assert (payload_of(message)[2] is NOTHING_EMBEDDED) == (not each)
+        request = Request(message, app=app, task=app.tasks["celery.accumulate"])
+        assert request.chord == each.get("chord")
+
+    assert NOTHING_EMBEDDED == json.loads(NO_EMBED[2:-1])
 
 
 def outcome(decode: Any) -> tuple[str, str]:

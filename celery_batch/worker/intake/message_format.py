@@ -16,6 +16,7 @@ from typing import Any
 from celery_batch.items.rows import MOST_ROWS
 from celery_batch.payloads.values import PayloadReference
 from celery_batch.protocol import LOSSES, PAYLOADS, ROWS
+from celery_batch.serialization.decoding import NOTHING_EMBEDDED
 
 __all__ = [
     "Malformed",
@@ -33,9 +34,6 @@ __all__ = [
 ]
 
 _Checks = dict[str, Callable[[Any], bool]]
-
-#: What Celery embeds beside arguments when nothing is to be embedded.
-_NOTHING_EMBEDDED = dict.fromkeys(("callbacks", "errbacks", "chain", "chord"))
 
 #: Values in the headers and properties of one message, and levels of nesting.
 MOST_VALUES, DEEPEST = 10_000, 50
@@ -176,7 +174,7 @@ def check_payload(payload: Any, *, is_current: bool = True) -> None:
         raise Malformed("its body is not arguments, keyword arguments and options")
     if not isinstance(args, (list, tuple)) or not isinstance(kwargs, dict):
         raise Malformed("its arguments are not a list and an object")
-    if embed == _NOTHING_EMBEDDED:
+    if embed == NOTHING_EMBEDDED:
         return
     embed = {} if embed is None else embed
     if not isinstance(embed, dict):
