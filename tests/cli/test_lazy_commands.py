@@ -31,6 +31,8 @@ FEW = {
     "celery_batch.cli",
     "celery_batch.cli.errors",
     "celery_batch.cli.main",
+    "celery_batch.compat",
+    "celery_batch.compat.backend_hooks",
     "celery_batch.errors",
     "celery_batch.protocol",
     "celery_batch.worker",

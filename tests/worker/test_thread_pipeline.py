@@ -308,6 +308,22 @@ def test_a_pool_that_stops_finishes_what_runs_and_drops_what_waits(pool: Pool):
     assert not [each for each in threading.enumerate() if each.name.startswith("batch-worker")]
 
 
+def test_a_pool_that_is_terminated_leaves_no_thread_behind(pool: Pool):
+    """As that of an embedded worker: what runs is finished, and what waits is dropped."""
+    pool.send("a")
+    pool.send("b")
+    assert {"a", "b"} == {pool.task.entered.get(timeout=SOON) for _ in range(2)}
+    pool.pool.terminate()
+    threads = [each for each in threading.enumerate() if each.name.startswith("batch-worker")]
+    pool.task.may_run.set()
+
+    assert ("a", [(0, "1")]) == pool.next_end()
+    for thread in threads:
+        thread.join(SOON)
+    assert not any(thread.is_alive() for thread in threads)
+    assert (0, 1) == (pool.ends.qsize(), pool.starts.qsize())
+
+
 def test_batches_of_several_threads_do_not_overlap():
     """Their models run at once."""
     with Celery("threads", broker="memory://", set_as_current=False) as app:

@@ -142,6 +142,7 @@ class ThreadPipeline:
         if threading.current_thread() is threading.main_thread():  # else the process is a user's
             sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
         self._pool.on_apply, self._pool.on_stop = self.apply, self.stop
+        self._pool.on_terminate = self.terminate
 
     def apply(
         self,
@@ -167,6 +168,11 @@ class ThreadPipeline:
         """Stop the pool, and return when the batches whose model was called are finished."""
         self._stop_pool()
         self._workers.shutdown()
+
+    def terminate(self) -> None:
+        """Drop what waits, and have the threads end when they have finished what runs."""
+        self._pool.executor.shutdown(wait=False, cancel_futures=True)
+        self._workers.shutdown(wait=False)
 
     def _overlaps(self, task_name: str, payload: BatchPayload, *_: Any) -> bool:
         return payload.reason != Reason.ALONE and may_overlap(self._app.tasks.get(task_name))

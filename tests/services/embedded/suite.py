@@ -172,8 +172,7 @@ def leaves_nothing():
     """Fail where a test, whose app and worker have ended by then, has changed the process."""
     before = process_state()
     yield
-    # Celery does not stop the pool of an embedded worker: its threads end with the pool object.
-    until(lambda: gc.collect() >= 0 and not ours())
+    until(lambda: not ours())
     for old, new in zip(before, process_state(), strict=True):
         assert old == new
 
