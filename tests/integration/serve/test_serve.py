@@ -47,6 +47,7 @@ def test_requests_go_through_forward_together(serving):
     first = serving.asking({"name": "first", "hold": name})
     serving.until(lambda: _held(serving, name))
     others = [serving.asking({"name": str(number)}) for number in range(12)]
+    serving.until(lambda: "" if _asked(serving, "batch_status") > 1 else "not two wait yet")
     (_folder(serving) / name).touch()
 
     answers = [each.result()[1]["task_info"] for each in [first, *others]]
