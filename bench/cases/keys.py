@@ -6,6 +6,7 @@ The model sleeps where a GPU would compute.  Keys are drawn at random, each as l
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -28,8 +29,9 @@ _KEYS = (1, 10, 1_000, 10_000)
 #: Items of a backlog; and those that come in a second, for so many seconds.
 _ITEMS, _RATE, _SECONDS = 8192, 150.0, 10.0
 
-#: Drains of each backlog, each after one without keys and cost; some minutes for all backlogs.
-_MOST_PAIRS = 6
+#: Drains of each backlog, each between two without keys and cost; and seconds after which no more
+#: are begun than the least.
+_MOST_PAIRS, _LEAST_PAIRS, _MOST = 6, 2, 90.0
 
 #: Rows of the largest batch of these tasks.
 _SIZE = 32
@@ -60,20 +62,37 @@ def _measure(effort: Effort) -> dict[str, Any]:
 
 def _compared(stack: Stack, name: str, keys: int, count: int, pairs: int) -> dict[str, Any]:
     """
-    Drain a backlog, and compare it with one without keys and cost, in batches as large.
+    Drain a backlog, and compare it with ones without keys and cost, in batches as large.
 
     The speed of a machine changes within a minute by more than what is looked for: so each drain
-    is compared with the one just before it.
+    is compared with those just before and after it, whose batches are the next smaller and larger.
     """
-    size = _drain(stack, name, keys, count)["size"]
-    _configure(stack, min(max(round(size), 1), _SIZE))
-    found = []
-    for _ in range(pairs):
-        plain = _drain(stack, "unkeyed", 1, count)
+    size = min(max(_drain(stack, name, keys, count)["size"], 1.0), float(_SIZE))
+    smaller, larger = math.floor(size), math.ceil(size)
+    found: list[dict[str, Any]] = []
+    began = time.monotonic()
+    while len(found) < pairs and (len(found) < _LEAST_PAIRS or time.monotonic() - began < _MOST):
+        before = _plain(stack, smaller, count)
         drain = _drain(stack, name, keys, count)
-        found.append({**drain, "extra": drain["cpu"] - plain["cpu"]})
+        after = _plain(stack, larger, count)
+        plain = _between(size, (smaller, before), (larger, after))
+        found.append({**drain, "extra": drain["cpu"] - plain})
     _configure(stack, _SIZE)
     return {key: statistics.median(each[key] for each in found) for key in found[0]}
+
+
+def _plain(stack: Stack, size: int, count: int) -> float:
+    """Return the CPU of an item without key and cost, in batches of a size."""
+    _configure(stack, size)
+    return float(_drain(stack, "unkeyed", 1, count)["cpu"])
+
+
+def _between(size: float, smaller: tuple[int, float], larger: tuple[int, float]) -> float:
+    """Return the CPU of an item in batches of a mean size, of which a part is the batch's."""
+    if smaller[0] == larger[0]:
+        return (smaller[1] + larger[1]) / 2
+    share = (1 / size - 1 / larger[0]) / (1 / smaller[0] - 1 / larger[0])
+    return share * smaller[1] + (1 - share) * larger[1]
 
 
 def _configure(stack: Stack, size: int) -> None:
