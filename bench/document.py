@@ -38,13 +38,7 @@ def about(effort: Effort) -> dict[str, Any]:
 
 
 def write(measured: dict[str, Any], names: list[str]) -> None:
-    """
-    Renew the records, the pictures and the figures of all pages.
-
-    Args:
-        measured: Cases that were not measured this time keep what they had.
-        names: The order of the cases.
-    """
+    """Renew the records, the pictures and the figures of all pages."""
     path = figures.CASES_FILE
     before = json.loads(path.read_text()) if path.exists() else {"cases": {}}
     stamped = {

@@ -86,10 +86,6 @@ def renew(text: str, records: dict[str, Any]) -> str:
     """
     Return a page with its figures and tables as the records have them.
 
-    Args:
-        text: The page.
-        records: By case.
-
     Raises:
         ValueError: A figure begins a line, or the records have nothing of its name.
     """
@@ -103,9 +99,7 @@ def value(records: dict[str, Any], expression: str) -> str:
     """
     Return a figure as it stands in a page.
 
-    Args:
-        records: By case.
-        expression: Paths and numbers between `*` and `/`, and a format.
+    An expression has paths and numbers between `*` and `/`, and a format.
     """
     terms, _, form = expression.partition(" as ")
     first, *rest = re.split(r" ([*/]) ", terms)

@@ -51,20 +51,12 @@ _JSON, _FORM = "application/json", "application/x-www-form-urlencoded"
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """
-    What a server is asked, again and again.
+    """What a server is asked, again and again."""
 
-    Args:
-        path: Where it is posted.
-        body: Its body.
-        content_type: Of the body.
-        answer: What comes back, as JSON.
-    """
-
-    path: str
+    path: str  # where it is posted
     body: str
     content_type: str
-    answer: Any
+    answer: Any  # what comes back, as JSON
 
     def write_script(self, path: Path) -> None:
         """Write it as a script for wrk."""
@@ -76,22 +68,18 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """
-    A web server and its workers.
+    """A web server and its workers."""
 
-    Args:
-        name: Its name in tables.
-        command: Python's options, with a place for the port.
-        query: What it is asked.
-        worker: Python's options for the process that has the model, if the server has none
-            itself; with places for Redis' URL and its address.
-        peers: The environment of a peer, by the name of its file; "" for ours.
-    """
-
+    #: Its name in tables.
     name: str
+    #: Python's options, with a place for the port.
     command: tuple[str, ...]
+    #: What it is asked.
     query: Query
+    #: Python's options for the process that has the model, if the server has none itself; with
+    #: places for Redis' URL and its address.
     worker: tuple[str, ...] = ()
+    #: The environment of a peer, by the name of its file; "" for ours.
     peers: str = ""
 
     @property
@@ -149,15 +137,7 @@ HTTP_SERVERS = (
 
 
 class RunningServer:
-    """
-    A web server that answers.
-
-    Args:
-        url: Where the query is posted.
-        script: The query, for wrk.
-        children: All processes that were started for it.
-        redis: The Redis that its worker has its requests from.
-    """
+    """A web server that answers."""
 
     def __init__(
         self, url: str, script: Path, children: list[ManagedProcess], redis: ManagedProcess
@@ -185,11 +165,6 @@ def _cpu(child: ManagedProcess) -> float:
 def running_server(server: HttpServer, redis: RedisServer, url: str) -> Iterator[RunningServer]:
     """
     Run a server, with a worker where it needs one; yield it when it answers correctly.
-
-    Args:
-        server: Which.
-        redis: Redis.
-        url: Of a database of its own there.
 
     Raises:
         ServerFailed: A part ended, or did not get ready; with its log's last lines.

@@ -26,13 +26,7 @@ _HEADERS = {"Content-Type": "application/msgpack"}
 
 @contextmanager
 def mosec_images(redis: RedisServer, sample: Any) -> Iterator[Callable[[Any], float]]:
-    """
-    Run mosec, and yield what asks it for the mean of an image, on one connection.
-
-    Args:
-        redis: Carries the images from its reading to its computing process.
-        sample: An image, with which it is asked until it is ready.
-    """
+    """Run mosec, and yield what asks it for the mean of an image, on one connection."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]

@@ -20,16 +20,10 @@ BATCH = 64
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """
-    What one call costs.
+    """What one call costs."""
 
-    Args:
-        call: Seconds a call takes, whatever its size.
-        item: Seconds that each item adds.
-    """
-
-    call: float
-    item: float
+    call: float  # seconds a call takes, whatever its size
+    item: float  # seconds that each item adds
 
     def __call__(self, batch: list[int]) -> list[int]:
         """Double each number, in the time that it takes."""

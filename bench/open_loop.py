@@ -13,14 +13,7 @@ __all__ = ["quantile", "send"]
 def send(
     task: Any, items: Sequence[Any], arrivals: Sequence[float]
 ) -> tuple[list[float], list[Any]]:
-    """
-    Send each item at its time; return how long each took from then on, and the results.
-
-    Args:
-        task: The task; a worker with it runs.
-        items: The task's only argument.
-        arrivals: When to send each, in seconds from now, in order.
-    """
+    """Send each item after so many seconds; return how long each took, and the results."""
     times, left = [0.0] * len(items), threading.Semaphore(0)
 
     def note(number: int, due: float) -> None:

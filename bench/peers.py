@@ -15,9 +15,6 @@ def peers_python(name: str = "peers") -> str:
     """
     Return the Python of an environment of peers, after making it if need be.
 
-    Args:
-        name: Of the file that says what is in it.
-
     Raises:
         subprocess.CalledProcessError: It could not be made, for want of a network perhaps.
     """

@@ -37,14 +37,9 @@ _RULES = {
 
 def draw(cases: dict[str, Any], folder: Path) -> list[Path]:
     """
-    Draw what was measured, as SVG and as PNG.
+    Draw what was measured, as SVG and as PNG; return the files.
 
-    Args:
-        cases: What was measured, by case.
-        folder: Where the files go.
-
-    Returns:
-        The files; none if matplotlib is not installed or there is nothing to draw.
+    There are none if matplotlib is not installed or there is nothing to draw.
     """
     if "cost" not in cases or importlib.util.find_spec("matplotlib") is None:
         print("No chart: it needs matplotlib.", file=sys.stderr)

@@ -12,12 +12,7 @@ _SLICE = 5_000
 
 
 class QueuedCopies:
-    """
-    QueuedCopies of one task's message, each with its own id and its own number as the argument.
-
-    Args:
-        task: Whose message; its app's broker and result backend are one Redis.
-    """
+    """Copies of one task's message, each with its own id and its own number as the argument."""
 
     def __init__(self, task: Any) -> None:
         self._client = task.app.backend.client
@@ -32,13 +27,7 @@ class QueuedCopies:
         result.forget()
 
     def lay(self, count: int, series: int) -> None:
-        """
-        Write copies where no worker looks yet.
-
-        Args:
-            count: How many.
-            series: A number that no other copies share; part of their ids.
-        """
+        """Write copies where no worker looks yet; the number of a series is part of their ids."""
         for first in range(0, count, _SLICE):
             numbers = range(first, min(first + _SLICE, count))
             self._client.lpush(self._mould, *(self._message(number, series) for number in numbers))

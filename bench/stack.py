@@ -22,13 +22,7 @@ _ROOT = Path(__file__).parents[1]
 
 
 class Stack:
-    """
-    What runs while we measure.
-
-    Args:
-        app: The Celery app, its broker set.
-        worker: The worker's process.
-    """
+    """What runs while we measure."""
 
     def __init__(self, app: Any, worker: ManagedProcess) -> None:
         self.app = app
@@ -43,14 +37,7 @@ class Stack:
 
 @contextmanager
 def running(*options: str, timeout: float = 60.0, **env: str) -> Iterator[Stack]:
-    """
-    Run a worker on the Redis of `broker`, and yield when tasks are taken.
-
-    Args:
-        options: Of ``celery worker``, such as ``--concurrency=1``.
-        timeout: Seconds that it may take to start.
-        env: Further variables of its environment.
-    """
+    """Run a worker on the Redis of `broker`, and yield when tasks are taken."""
     celery = str(Path(sys.executable).with_name("celery"))
     command = [celery, "-A", "bench.app", "worker", "-l", "WARNING", *options]
     env = {**os.environ, "PYTHONPATH": str(_ROOT), **env}

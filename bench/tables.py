@@ -13,18 +13,11 @@ __all__ = ["Case", "Effort", "Goal", "ResultTable", "goals_table", "shown", "spr
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """
-    How much is measured.
+    """How much is measured."""
 
-    Args:
-        rounds: How often each system is measured; they take turns.
-        share: Of the full number of items.
-        peers: Whether the peers are measured too.
-    """
-
-    rounds: int = 5
-    share: float = 1.0
-    peers: bool = True
+    rounds: int = 5  # how often each system is measured; they take turns
+    share: float = 1.0  # of the full number of items
+    peers: bool = True  # whether the peers are measured too
 
     def items(self, full: int) -> int:
         """Return how many items to send where the full measurement sends so many."""
@@ -33,20 +26,12 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """
-    One table.
+    """One table."""
 
-    Args:
-        title: What it shows.
-        headings: Of its columns; the first is a name, the others are figures.
-        rows: As many cells each as there are headings.
-        notes: Sentences below it.
-    """
-
-    title: str
-    headings: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    notes: tuple[str, ...] = ()
+    title: str  # what it shows
+    headings: tuple[str, ...]  # of its columns; the first is a name, the others are figures
+    rows: Sequence[tuple[str, ...]]  # as many cells each as there are headings
+    notes: tuple[str, ...] = ()  # sentences below it
 
     def rich(self) -> Table:
         """Return it for the terminal."""
@@ -78,24 +63,14 @@ class ResultTable:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """
-    A figure that is to be reached.
-
-    Args:
-        what: Which.
-        measured: Where we are; None if it could not be measured.
-        bound: Where we want to be.
-        aim: Where we would like to be.
-        unit: Behind the figures.
-        most: The bound is an upper one.
-    """
+    """A figure that is to be reached."""
 
     what: str
-    measured: float | None
-    bound: float
-    aim: float | None = None
-    unit: str = ""
-    most: bool = False
+    measured: float | None  # where we are; None if it could not be measured
+    bound: float  # where we want to be
+    aim: float | None = None  # where we would like to be
+    unit: str = ""  # behind the figures
+    most: bool = False  # the bound is an upper one
 
     @property
     def met(self) -> str:
@@ -177,21 +152,17 @@ def _no_goals(_: dict[str, Any]) -> list[Goal]:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """
-    Something to measure.
+    """Something to measure."""
 
-    Args:
-        name: How it is chosen.
-        about: What it measures, in one line.
-        measure: Measures, and returns what can be written as JSON.
-        tables: Makes tables of that.
-        goals: Holds that against what is wanted.
-        by_default: Measured unless others are named.
-    """
-
+    #: How it is chosen.
     name: str
+    #: What it measures, in one line.
     about: str
+    #: Measures, and returns what can be written as JSON.
     measure: Callable[[Effort], dict[str, Any]]
+    #: Makes tables of that.
     tables: Callable[[dict[str, Any]], list[ResultTable]]
+    #: Holds that against what is wanted.
     goals: Callable[[dict[str, Any]], list[Goal]] = field(default=_no_goals)
+    #: Measured unless others are named.
     by_default: bool = True

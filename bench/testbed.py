@@ -38,14 +38,7 @@ _DATABASES = 16
 
 
 class SystemProcess:
-    """
-    One measured system, with its workers as child processes.
-
-    Args:
-        kind: Its name in `bench.systems.__main__`.
-        command: How it is started.
-        env: Its environment.
-    """
+    """One measured system, with its workers as child processes."""
 
     def __init__(self, kind: str, command: list[str], env: dict[str, str]) -> None:
         self.kind = kind
@@ -80,13 +73,7 @@ class SystemProcess:
         self._receive()
 
     def ask(self, measurement: str, **options: Any) -> dict[str, Any]:
-        """
-        Run a measurement in it; return the results, with the CPU seconds of its workers.
-
-        Args:
-            measurement: A name in `bench.systems.measurements`.
-            options: Of the measurement.
-        """
+        """Run a measurement in it; return the results, with the CPU seconds of its workers."""
         assert self._process.stdin is not None  # noqa: S101 - for the type checker
         before = self._cpu()
         self._process.stdin.write(json.dumps({"measurement": measurement, **options}) + "\n")
@@ -133,12 +120,7 @@ def cpu_of(process: psutil.Process) -> float:
 
 
 class Testbed:
-    """
-    A Redis, and systems that share it, each in a database of its own.
-
-    Args:
-        redis: The running server.
-    """
+    """A Redis, and systems that share it, each in a database of its own."""
 
     def __init__(self, redis: RedisServer) -> None:
         self.redis = redis
@@ -152,15 +134,7 @@ class Testbed:
     def systems(
         self, kinds: list[str], model: str, workers: int = 1, **env: str
     ) -> Iterator[dict[str, SystemProcess]]:
-        """
-        Start systems side by side, and yield them by name when all are ready.
-
-        Args:
-            kinds: The systems.
-            model: The reference model that answers.
-            workers: How many processes hold a model.
-            env: Added to their environment, such as another broker's address.
-        """
+        """Start systems side by side, and yield them by name when all are ready."""
         with ExitStack() as exits:
             systems = {}
             for kind in kinds:

@@ -56,12 +56,7 @@ def cpu_name() -> str:
 
 
 def versions(*, peers: bool) -> dict[str, Any]:
-    """
-    Return the versions of Python, the Redis server and the libraries on the message path.
-
-    Args:
-        peers: Those of the peers' environment, too, as "peers".
-    """
+    """Return the versions of Python, the Redis server and the libraries on the message path."""
     server = subprocess.run([find_redis_server(), "--version"], check=True, capture_output=True)
     number = re.search(rb"v=([\d.]+)", server.stdout)
     found: dict[str, Any] = {
@@ -76,12 +71,7 @@ def versions(*, peers: bool) -> dict[str, Any]:
 
 
 def server_versions(*, servers_of_peers: bool) -> dict[str, str]:
-    """
-    Return the versions of the libraries that web servers are made with.
-
-    Args:
-        servers_of_peers: Those of the peers, too.
-    """
+    """Return the versions of the libraries that web servers are made with."""
     found = _installed(sys.executable, _SERVERS)
     for name, libraries in _PEERS.items() if servers_of_peers else ():
         found |= _installed(peers_python(name), libraries)

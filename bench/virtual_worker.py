@@ -25,22 +25,13 @@ __all__ = ["VirtualModel", "VirtualWorker", "poisson"]
 
 @dataclass(frozen=True, slots=True)
 class VirtualModel:
-    """
-    How long calls take.
+    """How long calls take."""
 
-    Args:
-        call: Seconds of each call.
-        row: Seconds of each row.
-        noise: The standard deviation of a duration's logarithm.
-        outliers: The part of the calls that take five times as long.
-        slower: Times as long as that, at each time.
-    """
-
-    call: float = 0.008
-    row: float = 0.001
-    noise: float = 0.03
-    outliers: float = 0.0
-    slower: Callable[[float], float] = lambda _now: 1.0
+    call: float = 0.008  # seconds of each call
+    row: float = 0.001  # seconds of each row
+    noise: float = 0.03  # the standard deviation of a duration's logarithm
+    outliers: float = 0.0  # the part of the calls that take five times as long
+    slower: Callable[[float], float] = lambda _now: 1.0  # times as long as that, at each time
 
     def seconds(self, rows: int, now: float, chance: random.Random) -> float:
         """Return the duration of a call that begins now."""
@@ -51,22 +42,13 @@ class VirtualModel:
 
 @dataclass
 class VirtualWorker:
-    """
-    Runs requests, and records what became of them.
+    """Runs requests, and records what became of them."""
 
-    Args:
-        policy: The task's; with a ``target_latency`` the worker keeps to it.
-        model: The task's.
-        gap: Seconds from when a batch leaves to its call, if its process is idle.
-        store: Seconds from the end of a call to the stored results.
-        jitter: More of these, on average.
-    """
-
-    policy: BatchPolicy
-    model: VirtualModel
-    gap: float = 0.001
-    store: float = 0.001
-    jitter: float = 0.0
+    policy: BatchPolicy  # the task's; with a ``target_latency`` the worker keeps to it
+    model: VirtualModel  # the task's
+    gap: float = 0.001  # seconds from when a batch leaves to its call, if its process is idle
+    store: float = 0.001  # seconds from the end of a call to the stored results
+    jitter: float = 0.0  # more of these, on average
     seed: int = 1
     #: When each request was sent, and when its result was stored.
     answered: list[tuple[float, float]] = field(default_factory=list)

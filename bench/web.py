@@ -42,13 +42,7 @@ _GREENLETS = ("-k", "gevent", "-w", "2")
 
 
 class Site:
-    """
-    A web server that runs, and what it needs.
-
-    Args:
-        url: Where sentences are posted.
-        children: All of its processes that we have started.
-    """
+    """A web server that runs, and what it needs."""
 
     def __init__(self, url: str, children: list[ManagedProcess]) -> None:
         self.url = url
@@ -88,11 +82,6 @@ class Site:
 def web(kind: str, workers: int, broker: str) -> Iterator[Site]:
     """
     Run a web server and what it needs; yield it when it has answered.
-
-    Args:
-        kind: A name in `bench.example_servers.APPS`.
-        workers: How many processes hold a model, where there are any.
-        broker: The Redis.
 
     Raises:
         ServerFailed: A part ended, or did not get ready; with its log's last lines.

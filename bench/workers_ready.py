@@ -17,11 +17,6 @@ def wait_for_workers(app: Any, workers: int, children: Sequence[ManagedProcess])
     """
     Return when so many Celery workers answer.
 
-    Args:
-        app: Their Celery app.
-        workers: How many there are to be.
-        children: The processes that start them.
-
     Raises:
         ServerFailed: One of those ended, or the time is up; with its log's last lines.
     """

@@ -27,17 +27,13 @@ class WrkFailed(BatchError):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """
-    What wrk has counted.
+    """What wrk has counted."""
 
-    Args:
-        rate: Answers a second.
-        errors: What went wrong, in wrk's words; "" for nothing.
-        latency: Seconds within which so many percent of the answers came.
-    """
-
+    #: Answers a second.
     rate: float
+    #: What went wrong, in wrk's words; "" for nothing.
     errors: str
+    #: Seconds within which so many percent of the answers came.
     latency: dict[int, float] = field(default_factory=dict)
 
 
@@ -57,12 +53,6 @@ def find_wrk() -> str:
 def run_wrk(url: str, *, clients: int, seconds: int, script: Path = _SCRIPT) -> Report:
     """
     Send requests from many clients in a closed loop.
-
-    Args:
-        url: Where to post them.
-        clients: How many ask at the same time.
-        seconds: For how long.
-        script: What is asked, in Lua; the examples' sentences unless given.
 
     Raises:
         ConfigurationError: wrk is not installed.

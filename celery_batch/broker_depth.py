@@ -19,13 +19,7 @@ _TIMEOUT = 1.0
 
 
 def served_key(queue: str, task: str) -> str:
-    """
-    Return the key in Redis of the workers that serve a task, without the app's key prefix.
-
-    Args:
-        queue: The name of the queue from which they take its messages.
-        task: The task's name.
-    """
+    """Return the key in Redis of the workers that serve a task, without the app's key prefix."""
     return f"celery-batch-served.{queue}.{task}"
 
 

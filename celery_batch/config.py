@@ -103,28 +103,23 @@ _USUAL_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """
-    A worker's settings, besides the tasks' policies.
+    """A worker's settings, besides the tasks' policies."""
 
-    Args:
-        devices: Where models are loaded, such as ``("cuda:0", "cuda:1")`` or
-            ``("cpu",)``, GPUs also by their ids; None to use every GPU that can be seen.
-        load_timeout: Seconds a model may take to load and warm up.
-        max_message_size: Most bytes of a batch task's message as it comes, and of any
-            message's body when decompressed; None for any.
-        lease: Seconds without a renewal after which other workers take the messages
-            that a worker holds (Redis).
-        dead_letter_queue: The queue of messages that must not run again; None to
-            drop them.
-        metrics: The address of the worker's metrics for Prometheus, such as
-            ``"127.0.0.1:9808"``; None for no metrics.
-    """
-
+    #: Where models are loaded, such as ``("cuda:0", "cuda:1")`` or ``("cpu",)``, GPUs also by their
+    #: ids; None to use every GPU that can be seen.
     devices: tuple[str, ...] | None = None
+    #: Seconds a model may take to load and warm up.
     load_timeout: float = 600.0
+    #: Most bytes of a batch task's message as it comes, and of any message's body when
+    #: decompressed; None for any.
     max_message_size: int | None = 16 << 20
+    #: Seconds without a renewal after which other workers take the messages that a worker holds
+    #: (Redis).
     lease: float = 15.0
+    #: The queue of messages that must not run again; None to drop them.
     dead_letter_queue: str | None = None
+    #: The address of the worker's metrics for Prometheus, such as ``"127.0.0.1:9808"``; None for no
+    #: metrics.
     metrics: str | int | None = None
 
     @classmethod
@@ -181,21 +176,17 @@ def _dict_of(conf: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class PayloadSettings:
-    """
-    Which values travel beside their messages, and where.
+    """Which values travel beside their messages, and where."""
 
-    Args:
-        store: A URL; None for the Redis of the results or of the broker; False for none.
-        threshold: Bytes of a value from which on it is stored.
-        expires: Seconds for which a payload outlives the time when its task is due or expires.
-        most: Most bytes of the values of one message.
-        message_size: Most bytes of a message; None for any.
-    """
-
+    #: A URL; None for the Redis of the results or of the broker; False for none.
     store: str | bool | None
+    #: Bytes of a value from which on it is stored.
     threshold: int
+    #: Seconds for which a payload outlives the time when its task is due or expires.
     expires: float
+    #: Most bytes of the values of one message.
     most: int
+    #: Most bytes of a message; None for any.
     message_size: int | None
 
     @classmethod
@@ -282,10 +273,6 @@ def max_queue_of(app: Any, task: Any = None) -> int | None:
     """
     Return how many items may wait for a task, at least 1; None for any number.
 
-    Args:
-        app: The Celery app.
-        task: None for tasks without an option of their own.
-
     Raises:
         ConfigurationError: The option or the setting is wrong.
     """
@@ -301,9 +288,7 @@ def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolic
     """
     Return the policy that a task's options and the app's settings make.
 
-    Args:
-        task: The batch task.
-        changes: Values by option that an operator has set instead.
+    An operator has set the values of `changes` instead.
 
     Raises:
         ConfigurationError: A value is wrong; the message names the task and,
@@ -390,13 +375,7 @@ def changeable_options(task: Any) -> tuple[str, ...]:
 
 
 def milliseconds_warnings(name: str, policy: BatchPolicy) -> list[str]:
-    """
-    Return a warning for each wait of a task that may have been meant in milliseconds.
-
-    Args:
-        name: The task's.
-        policy: Its policy.
-    """
+    """Return a warning for each wait of a task that may have been meant in milliseconds."""
     waits = {
         "max_wait": (policy.max_wait, _LIKE_MILLISECONDS),
         "linger": (policy.linger or 0.0, _LIKE_MILLISECONDS),

@@ -69,10 +69,6 @@ def refuse_unknown_options(cls: Any, known: set[str]) -> None:
     """
     Refuse misspelt options of the task decorator.
 
-    Args:
-        cls: The task class that the decorator made.
-        known: Names of options.
-
     Raises:
         ConfigurationError: With the nearest known name.
     """
@@ -95,9 +91,6 @@ def check_model_options(model: type[Model]) -> None:
 
     A model may have any attributes of its own: only those are refused that are called as an
     option of ours, or almost so.
-
-    Args:
-        model: The class.
 
     Raises:
         ConfigurationError: With the way out.
@@ -128,9 +121,6 @@ def check_model_options(model: type[Model]) -> None:
 def listable_signature(cls: Any) -> inspect.Signature:
     """
     Return the signature of a batch function, whose parameters are all lists.
-
-    Args:
-        cls: The task class, its ``run`` as the user wrote it.
 
     Raises:
         ConfigurationError: The function cannot be called with lists.
@@ -163,10 +153,6 @@ def listable_signature(cls: Any) -> inspect.Signature:
 def keep_app_class(cls: Any, app: Any) -> None:
     """
     Insert the app's own task class before the base class of a new task.
-
-    Args:
-        cls: The task's class, as Celery's decorator makes it.
-        app: The Celery app.
 
     Raises:
         ConfigurationError: The two classes cannot be combined.

@@ -38,13 +38,9 @@ def read_counts(
     broker_url: str, task: str, *, workers: int = 1, check: Callable[[], object] = lambda: None
 ) -> BatchCounts:
     """
-    Ask the workers how many batches of a task they have run.
+    Ask the workers how many batches of a task they have run; their counts are added up.
 
-    Args:
-        broker_url: Where they listen.
-        task: The task's name.
-        workers: How many there are: their counts are added up.
-        check: Called about once a second; what it raises ends the waiting.
+    `check` is called about once a second; what it raises ends the waiting.
 
     Raises:
         BatchError: Fewer have answered.

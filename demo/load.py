@@ -68,14 +68,9 @@ def run_load(
     check: Callable[[], object] = lambda: None,
 ) -> Load:
     """
-    Ask all questions, one per request, from many clients at once.
+    Ask all questions, each in the form field ``s`` of a request, from many clients at once.
 
-    Args:
-        url: Where to post the form field ``s``.
-        questions: What to ask; ends when they end.
-        clients: How many ask at once.
-        on_answer: Called after every request, failed or not.
-        check: Called a few times a second; what it raises ends the load.
+    `check` is called a few times a second; what it raises ends the load.
     """
     return asyncio.run(_Driver(url, iter(questions), on_answer).run(clients, check))
 

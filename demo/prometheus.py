@@ -44,13 +44,7 @@ def find_prometheus() -> str:
 
 
 class Prometheus:
-    """
-    A Prometheus in a folder of its own, which scrapes once a second.
-
-    Args:
-        folder: Its folder.
-        targets: What to scrape, by the job of the shipped configuration.
-    """
+    """A Prometheus in a folder of its own, which scrapes once a second."""
 
     def __init__(self, folder: Path, targets: Mapping[str, Sequence[str]]) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -68,13 +62,7 @@ class Prometheus:
         wait_until(self._why_not_ready, [self.child], what="prometheus", timeout=_READY)
 
     def ask(self, path: str, **parameters: str) -> Any:
-        """
-        Return the data of an answer of its API.
-
-        Args:
-            path: After ``/api/v1/``.
-            parameters: Of the query.
-        """
+        """Return the data of an answer of its API; the path is that after ``/api/v1/``."""
         url = f"http://{self.address}/api/v1/{path}?{urlencode(parameters)}"
         with urlopen(url, timeout=_ANSWER) as answer:
             return json.load(answer)["data"]

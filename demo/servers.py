@@ -85,9 +85,6 @@ class Servers:
         """
         Start everything and return when it answers.
 
-        Args:
-            say: Called with a line about each server when it is ready.
-
         Raises:
             ConfigurationError: There is no Redis on this machine.
             ServerFailed: A server ended or did not get ready; with its log's last lines.

@@ -32,9 +32,6 @@ class MetricsMiddleware:
     Counts requests by the path of their route, and the time that they take.
 
     What no route of FastAPI's has answered is counted for the handler "none".
-
-    Args:
-        app: The app, or the next middleware.
     """
 
     def __init__(self, app: ASGIApp) -> None:

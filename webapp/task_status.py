@@ -25,12 +25,7 @@ class TaskStatus(TypedDict):
 
 
 def task_status(task_id: UUID) -> TaskStatus:
-    """
-    Ask the result backend for a call's state.
-
-    Args:
-        task_id: The call's id. One that is unknown is PENDING, as for Celery.
-    """
+    """Return a call's state, as the result backend has it: PENDING if the id is unknown."""
     result = tasks.TASK.AsyncResult(str(task_id))
     status = TaskStatus(id=result.id, state=result.state)
     if status["state"] == states.SUCCESS:

@@ -42,21 +42,17 @@ _ALL = (
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """
-    One model on several systems.
+    """One model on several systems."""
 
-    Args:
-        model: The reference model.
-        kinds: The systems; the others' rates are divided by that of "pure".
-        workers: How many workers, one measurement each.
-        singly: Measure calls for one item each beside calls for all of them.
-        rabbitmq: Send ours over RabbitMQ; the results are kept in Redis.
-    """
-
+    #: The reference model.
     model: str
+    #: The systems; the others' rates are divided by that of "pure".
     kinds: tuple[str, ...]
+    #: How many workers, one measurement each.
     workers: tuple[int, ...] = (1,)
+    #: Measure calls for one item each beside calls for all of them.
     singly: bool = field(default=True)
+    #: Send ours over RabbitMQ; the results are kept in Redis.
     rabbitmq: bool = field(default=False)
 
     def measure(self, effort: Effort) -> dict[str, Any]:

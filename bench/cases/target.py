@@ -62,20 +62,12 @@ _WANTED = 0.99
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """
-    What a worker is made of.
+    """What a worker is made of."""
 
-    Args:
-        call: Seconds of a call.
-        row: Seconds of each row.
-        noise: Of these, see `VirtualModel`.
-        overhead: Seconds around a call.
-    """
-
-    call: float = PACED_CALL
-    row: float = PACED_ROW
-    noise: float = 0.03
-    overhead: float = 0.002
+    call: float = PACED_CALL  # seconds of a call
+    row: float = PACED_ROW  # seconds of each row
+    noise: float = 0.03  # see `VirtualModel`
+    overhead: float = 0.002  # seconds around a call
 
     def worker(self, policy: BatchPolicy, seed: int, slower: Any = None) -> VirtualWorker:
         """Return one in virtual time."""
@@ -195,12 +187,7 @@ def _compared(
 
 
 class _Load:
-    """
-    Sends requests to one task at independent times, and notes when their results have come.
-
-    Args:
-        task: The task.
-    """
+    """Sends requests to one task at independent times, and notes when their results have come."""
 
     def __init__(self, task: Any, seed: int) -> None:
         self._task = task

@@ -26,12 +26,7 @@ _CLIENTS = 4
 
 
 class Calls:
-    """
-    The calls of a model, of which each adds a line to a file.
-
-    Args:
-        path: The file.
-    """
+    """The calls of a model, of which each adds a line to a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -63,26 +58,13 @@ def _covered(spans: Sequence[tuple[float, float]]) -> float:
 
 
 class Place:
-    """
-    Workers, and clients that have tasks for them.
-
-    Args:
-        clients: Their processes.
-        calls: The calls of the workers' models.
-    """
+    """Workers, and clients that have tasks for them."""
 
     def __init__(self, clients: ProcessPoolExecutor, calls: Calls) -> None:
         self._clients, self._calls = clients, calls
 
     def drain(self, name: str, items: Sequence[Any], rows: int = 0) -> dict[str, Any]:
-        """
-        Send a backlog of items, and return the answers in order, with figures.
-
-        Args:
-            name: The task's name.
-            items: Its only argument in each call.
-            rows: Send chunks of so many rows, not single items.
-        """
+        """Send a backlog of items, and return the answers in order, with figures."""
         share = -(-len(items) // _CLIENTS)
         share = -(-share // rows) * rows if rows else share
         parts = [items[first : first + share] for first in range(0, len(items), share)]
@@ -106,13 +88,7 @@ def _answers(name: str, rows: int, items: Sequence[Any]) -> list[Any]:
 
 @contextmanager
 def workers_of(case: str, count: int = 1) -> Iterator[Place]:
-    """
-    Run stock workers with the models of a case, all on one device; yield when they have loaded.
-
-    Args:
-        case: The case's name.
-        count: How many; each has a copy of the models.
-    """
+    """Run stock workers with a case's models, all on one device; yield when they have loaded."""
     # Where packages lie in a folder on PYTHONPATH there is no program `celery`.
     command = [sys.executable, "-m", "celery", "-A", "bench.gpu.app", "worker"]
     command += ["--concurrency=1", "-l", "WARNING", "--without-mingle"]

@@ -18,16 +18,7 @@ __all__ = ["closed_loop"]
 def closed_loop(
     system: Any, clients: int, each: int, how: str, *, naive: bool = False
 ) -> dict[str, Any]:
-    """
-    Let clients ask, and say how long they waited and what batches their items formed.
-
-    Args:
-        system: Ours.
-        clients: How many ask at the same time.
-        each: How many items each asks for.
-        how: "threads" or "coroutines".
-        naive: Ask the task of batches of one.
-    """
+    """Let clients ask, and say how long they waited and what batches their items formed."""
     if naive:
         system.task = system.app.tasks["bench.naive"]
     before = system.status()

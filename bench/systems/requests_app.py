@@ -12,12 +12,7 @@ __all__ = ["make_app"]
 
 
 def make_app(base: Any) -> Celery:
-    """
-    Return an app with a task for each model; its function stores each answer itself.
-
-    Args:
-        base: The class `Batches` of either package.
-    """
+    """Return an app with a task for each model; its function stores each answer itself."""
     app = Celery("batches")
     app.conf.update(
         result_expires=600,

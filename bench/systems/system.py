@@ -20,14 +20,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 class System(ABC):
-    """
-    One way to have single items answered, with its workers.
-
-    Args:
-        model: The reference model that answers.
-        workers: How many processes hold a model.
-        url: The Redis of this measurement.
-    """
+    """One way to have single items answered, with its workers."""
 
     def __init__(self, model: str, workers: int, url: str) -> None:
         self.model = model

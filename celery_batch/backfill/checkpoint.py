@@ -176,10 +176,7 @@ class Checkpoint:
     """
     The partial file of an output.
 
-    Args:
-        output: The path that the whole output will have.
-        about: What has to be the same for the work to go on: the task, its input, and how
-            rows are made of it.
+    For the work to go on, `about` has to be the same: the task, its input, and how rows are made.
 
     Raises:
         BackfillError: Another process writes it, or it belongs to another backfill.
@@ -228,12 +225,7 @@ class Checkpoint:
         self.close()
 
     def add(self, answers: Iterable[Answer]) -> int:
-        """
-        Write answers, which are safe from power cuts after the next sync.
-
-        Returns:
-            How many of these rows have failed.
-        """
+        """Write answers, safe from power cuts after the next sync; return how many failed."""
         answers = list(answers)
         lines = [_line(answer) for answer in answers]
         failed = sum(has_failed for _, has_failed in lines)
@@ -367,9 +359,6 @@ class Failures:
     The file beside an output that names its failed rows.
 
     People read it, too: it counts from 1, as their editors do.
-
-    Args:
-        output: The path of the output.
     """
 
     def __init__(self, output: Path) -> None:
@@ -419,12 +408,7 @@ class Failures:
         return [json.loads(line) for line in text.split("\n") if line]
 
     def merged(self, answers: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """
-        Yield the output's records, with other answers in place of those that failed.
-
-        Args:
-            answers: As records of a checkpoint.
-        """
+        """Yield the output's records, with other answers in place of those that failed."""
         failed = {each["output_row"]: each for each in self._read()}
         rows = {each["input_row"] - 1: row for row, each in failed.items()}
         # Rows that an earlier try has answered may not be among the failed any more.

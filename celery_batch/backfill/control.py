@@ -68,15 +68,7 @@ _MAILBOX: Any = _Mailbox(  # type: ignore[no-untyped-call]
 
 
 class JobControl:
-    """
-    Lets other processes list and control a job while it is entered.
-
-    Args:
-        app: The Celery app of the task.
-        task: Its name.
-        source: The input; None for a backfill in Python.
-        output: The output, from which the job's id is made; None likewise.
-    """
+    """Lets other processes list and control a job while it is entered."""
 
     def __init__(
         self, app: Any, task: str, source: str | None = None, output: Path | None = None
@@ -119,10 +111,7 @@ class JobControl:
         """
         Run a backfill, paused and stopped as others want, and yield its answers.
 
-        Args:
-            backfill: The backfill.
-            clock: Counts its rows.
-            save: Takes the answers of each step; returns how many rows have failed.
+        `save` takes the answers of each step, and returns how many rows have failed.
 
         Raises:
             BackfillStopped: The job was stopped.
@@ -216,10 +205,6 @@ class Jobs:
     def control(self, command: str, name: str) -> dict[str, Any]:
         """
         Send a job a command, and return its report.
-
-        Args:
-            command: ``pause``, ``resume`` or ``stop``.
-            name: Its id, or the beginning of it.
 
         Raises:
             BackfillError: No running job has this name, or more than one; or it has ended since;

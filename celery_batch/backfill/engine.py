@@ -30,14 +30,7 @@ _BATCHES_PER_WORKER = 4
 
 
 def limits_of(task: Any, *, window: int | None = None, **others: Any) -> Limits:
-    """
-    Return limits that keep a task's workers busy.
-
-    Args:
-        task: The batch task.
-        window: Most pending rows; never more than the option ``max_queue`` allows.
-        others: Fields of `Limits` whose default is not wanted.
-    """
+    """Return limits that keep a task's workers busy."""
     size = policy_of(task).max_batch_size
     most = max_queue_of(task.app, task)
     per_worker = _BATCHES_PER_WORKER * size if window is None and most is None else 0
@@ -69,15 +62,7 @@ def lowest_priority(app: Any) -> int:
 
 
 class Backfill:
-    """
-    Rows that are answered by the workers of a batch task.
-
-    Args:
-        task: The batch task.
-        rows: The input, read no further than needed.
-        limits: How many rows are pending at once.
-        options: Celery's options for each call, such as ``queue`` and ``priority``.
-    """
+    """Rows that are answered by the workers of a batch task."""
 
     def __init__(
         self, task: Any, rows: Iterable[Row], limits: Limits, options: dict[str, Any] | None = None
@@ -109,13 +94,7 @@ class Backfill:
         }
 
     def step(self, timeout: float = _STEP, *, sends: bool = True) -> list[Answer]:
-        """
-        Send what may be sent, and return the answers that have come.
-
-        Args:
-            timeout: Most seconds to wait for an answer.
-            sends: Whether anything may be sent.
-        """
+        """Send what may be sent, and return the answers that have come."""
         per_worker = self._limits.rows_per_worker
         self._window.size = max(self._limits.window, self._sender.workers() * per_worker)
         if sends and self._send():

@@ -63,11 +63,6 @@ class Input:
     """
     A source of records.
 
-    Args:
-        path: A file, a folder, or - for standard input.
-        kind: A name in `FORMATS`; by the path's suffix unless given.
-        limit: Read only so many records, the first ones; all unless given.
-
     Raises:
         BackfillError: There is no such file, or its format is not known or cannot be read here.
     """
@@ -387,9 +382,7 @@ class Arguments:
         """
         Yield a row for each record, in order; one that does not fit has a flaw.
 
-        Args:
-            records: As the input has them.
-            line: Returns the line where the last one begins; 0 where there are no lines.
+        `line` returns where the last record begins, 0 where there are no lines.
         """
         takes_values = self.field is None and len(self._needed) == 1
         for position, record in enumerate(records):

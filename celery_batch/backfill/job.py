@@ -36,16 +36,10 @@ _ENOUGH = 100
 
 @dataclass(frozen=True, slots=True)
 class ErrorLimit:
-    """
-    The most rows that may fail before a job stops.
-
-    Args:
-        count: So many.
-        share: Of all rows that were answered, from 0 to 1.
-    """
+    """The most rows that may fail before a job stops."""
 
     count: float = math.inf
-    share: float = 1.0
+    share: float = 1.0  # of all rows that were answered, from 0 to 1
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
@@ -93,12 +87,7 @@ _NAMES = 100_000
 
 
 class Notices:
-    """
-    Prints the first error of each kind, and what is unusual about the answers.
-
-    Args:
-        echo: Prints a line.
-    """
+    """Prints the first error of each kind, and what is unusual about the answers."""
 
     def __init__(self, echo: Callable[[str], None]) -> None:
         self._echo = echo
@@ -153,16 +142,6 @@ class Job:
     """
     Rows of an input, answered into an output.
 
-    Args:
-        task: The batch task.
-        source: The input.
-        output: The path of the output, which is there once it is whole.
-        arguments: How records become rows.
-        limits: How many rows are pending at once.
-        options: Celery's, for each call.
-        error_limit: How many failures are too many.
-        echo: Prints a line.
-
     Raises:
         BackfillError: The output would be one of the files of its input, or its format
             cannot be written.
@@ -195,10 +174,6 @@ class Job:
     def run(self, control: JobControl, show: Callable[[Progress], None]) -> Progress:
         """
         Answer every row that has no answer yet, and write the output.
-
-        Args:
-            control: By which other processes pause and stop it.
-            show: Called with the progress after each step.
 
         Raises:
             BackfillComplete: This very backfill was ended before.
@@ -236,10 +211,6 @@ class Job:
     def retry(self, control: JobControl, show: Callable[[Progress], None]) -> Progress:
         """
         Answer those rows of a whole output again that have failed.
-
-        Args:
-            control: By which other processes pause and stop it.
-            show: Called with the progress after each step.
 
         Raises:
             BackfillError: There is no output, or nothing in it has failed; or a row that has

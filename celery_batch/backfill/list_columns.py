@@ -91,8 +91,7 @@ def list_type(outputs: Iterable[Any]) -> Any:
     """
     Return the type of a list column for outputs.
 
-    Returns:
-        None unless all are arrays of one dtype of numbers and one number of dimensions.
+    That is None unless all are arrays of one dtype of numbers and one number of dimensions.
     """
     forms = set()
     for output in outputs:
@@ -115,13 +114,7 @@ def list_type(outputs: Iterable[Any]) -> Any:
 
 
 def array_column(outputs: Sequence[Any], kind: Any) -> Any:
-    """
-    Return a list column.
-
-    Args:
-        outputs: Arrays; None where there is none.
-        kind: As `list_type` has it.
-    """
+    """Return a list column."""
     rows = [None if output is None else _nested(to_numpy(output)) for output in outputs]
     return import_module("pyarrow").array(rows, kind)
 

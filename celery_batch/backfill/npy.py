@@ -71,13 +71,7 @@ def _values(numbers: Any) -> list[Any]:
 
 
 class ArrayRows:
-    """
-    Outputs as the rows of one array.
-
-    Args:
-        output: The path of the output.
-        records: Those that are there already; the first output among them is like all others.
-    """
+    """Outputs as the rows of one array, all like the first output of the given records."""
 
     def __init__(self, output: Path, records: Iterable[dict[str, Any]] = ()) -> None:
         need_numpy(str(output))

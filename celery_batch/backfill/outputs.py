@@ -30,12 +30,7 @@ Records = Iterable[dict[str, Any]]
 
 
 class Reread:
-    """
-    Records that are read anew each time that they are iterated over.
-
-    Args:
-        read: Returns an iterator over them.
-    """
+    """Records that are read anew each time that they are iterated over."""
 
     def __init__(self, read: Callable[[], Iterator[dict[str, Any]]]) -> None:
         self._read = read
@@ -82,11 +77,7 @@ def write_output(
     """
     Write all answers, and give the file its name once it is whole and safe.
 
-    Args:
-        output: Replaced, if it is there.
-        records: As in the checkpoint; they can be iterated over more than once.
-        kind: ``jsonl``, ``csv``, ``parquet`` or ``npy``.
-        array_rows: What the outputs of ``npy`` are like; by the first of them unless given.
+    The records can be iterated over more than once.
 
     Raises:
         BackfillError: The disk is full, say.

@@ -18,36 +18,20 @@ _SAMPLE_EVERY = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """
-    How far a job is.
+    """How far a job is."""
 
-    Args:
-        done: Rows that were answered, in all runs together.
-        failed: Those of them that have failed.
-        resumed: Those of them that an earlier run has answered.
-        total: Rows of the input; None if that is not known.
-        rate: Rows a second, lately.
-        pending: Rows that were sent and have no answer yet.
-        window: Most pending rows.
-        workers: How many workers have answered lately.
-        seconds: Since this run began.
-        since_answer: Seconds since the last answer.
-        paused: Seconds for which this run was paused.
-        state: ``running``, ``paused``, or ``writing`` the output.
-    """
-
-    done: int
-    failed: int = 0
-    resumed: int = 0
-    total: int | None = None
-    rate: float = 0.0
-    pending: int = 0
-    window: int = 0
-    workers: int = 0
-    seconds: float = 0.0
-    since_answer: float = 0.0
-    paused: float = 0.0
-    state: str = "running"
+    done: int  # rows that were answered, in all runs together
+    failed: int = 0  # those of them that have failed
+    resumed: int = 0  # those of them that an earlier run has answered
+    total: int | None = None  # rows of the input; None if that is not known
+    rate: float = 0.0  # rows a second, lately
+    pending: int = 0  # rows that were sent and have no answer yet
+    window: int = 0  # most pending rows
+    workers: int = 0  # how many workers have answered lately
+    seconds: float = 0.0  # since this run began
+    since_answer: float = 0.0  # seconds since the last answer
+    paused: float = 0.0  # seconds for which this run was paused
+    state: str = "running"  # ``running``, ``paused``, or ``writing`` the output
 
     @property
     def left(self) -> float | None:
@@ -68,14 +52,7 @@ class Progress:
 
 
 class Clock:
-    """
-    Counts the rows of a run, and measures its rate.
-
-    Args:
-        total: Rows of the input; None if that is not known.
-        done: Rows that earlier runs have answered.
-        failed: Those of them that have failed.
-    """
+    """Counts the rows of a run after `done` rows of earlier ones, and measures its rate."""
 
     def __init__(self, total: int | None, done: int = 0, failed: int = 0) -> None:
         self.done, self.failed = done, failed

@@ -33,16 +33,7 @@ def queue_of(task: Any, options: dict[str, Any]) -> str:
 
 
 def unserved(task: Any, options: dict[str, Any]) -> str:
-    """
-    Return in words that no worker reads the queue of a task.
-
-    Args:
-        task: The batch task.
-        options: Celery's, for each call.
-
-    Returns:
-        "" if a worker reads it, or if the broker is away.
-    """
+    """Return in words that no worker reads a task's queue; "" if one does, or none can tell."""
     app, queue = task.app, queue_of(task, options)
     try:
         if task.is_served(queue):
@@ -87,10 +78,6 @@ class Sender:
 
     Results that were returned are deleted from the result backend: nothing else asks for
     them, and there may be millions.
-
-    Args:
-        task: The batch task.
-        options: Celery's, for each call; results are stored whatever they say.
 
     Raises:
         BackfillError: The task's app has no result backend.
@@ -210,13 +197,7 @@ class Sender:
     def completed(
         self, timeout: float, may_wait: Callable[[], bool] = lambda: False
     ) -> Iterator[Completed]:
-        """
-        Yield chunks whose tasks have ended, each with its answers.
-
-        Args:
-            timeout: Seconds to wait for the first one.
-            may_wait: Says after each whether to wait a moment for the next.
-        """
+        """Yield chunks whose tasks have ended, with their answers, while it `may_wait` for more."""
         refused, self._refused = self._refused, []
         yield from refused
         results: list[Any] = []

@@ -38,25 +38,21 @@ __all__ = [
 
 
 class Row(NamedTuple):
-    """
-    One row of the input.
+    """One row of the input."""
 
-    Args:
-        position: Counted from 0, in the input's order.
-        key: Its name in the input; its number from 1 if it has no name.
-        values: One for each parameter of the batch function.
-        flaw: Why it cannot be sent at all, as ``"Type: message"``; "" if it can.
-        line: Where it begins in a file that has lines, counted from 1; else 0.
-        is_whole: A record with fields of other names is the first value, as a whole.
-        item: The item that a backfill in Python was given; None for a row read from a file.
-    """
-
+    #: Counted from 0, in the input's order.
     position: int
+    #: Its name in the input; its number from 1 if it has no name.
     key: str
+    #: One for each parameter of the batch function.
     values: tuple[Any, ...]
+    #: Why it cannot be sent at all, as ``"Type: message"``; "" if it can.
     flaw: str = ""
+    #: Where it begins in a file that has lines, counted from 1; else 0.
     line: int = 0
+    #: A record with fields of other names is the first value, as a whole.
     is_whole: bool = False
+    #: The item that a backfill in Python was given; None for a row read from a file.
     item: Any = None
 
     @property
@@ -148,25 +144,20 @@ TIMEOUT = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """
-    How many rows are pending at once, and in what order their answers come.
+    """How many rows are pending at once, and in what order their answers come."""
 
-    Args:
-        window: Most pending rows.
-        chunk_size: Most rows in one message; never more than fit into one model call, so
-            that no request waits longer for a chunk than for a batch.
-        in_order: Answers come in the input's order; else as they are known.
-        window_bytes: Bytes of rows and answers held from which on nothing more is sent.
-        patience: Seconds without any answer after which lost chunks are sent again.
-        rows_per_worker: Pending rows for each worker that answers, where that makes more
-            than ``window``.
-    """
-
+    #: Most pending rows.
     window: int
+    #: Most rows in one message; never more than fit into one model call, so that no request waits
+    #: longer for a chunk than for a batch.
     chunk_size: int
+    #: Answers come in the input's order; else as they are known.
     in_order: bool = True
+    #: Bytes of rows and answers held from which on nothing more is sent.
     window_bytes: int = WINDOW_BYTES
+    #: Seconds without any answer after which lost chunks are sent again.
     patience: float = TIMEOUT
+    #: Pending rows for each worker that answers, where that makes more than ``window``.
     rows_per_worker: int = 0
 
 
@@ -191,14 +182,7 @@ class Chunk:
 
 
 class Window:
-    """
-    The rows of a backfill that are pending, or wait for the answer of an earlier row.
-
-    Args:
-        rows: The input.
-        limits: How many rows are pending at once.
-        key_of: Returns the key that a row shares with its chunk; None where any share one.
-    """
+    """The rows of a backfill that are pending, or wait for the answer of an earlier row."""
 
     def __init__(
         self,

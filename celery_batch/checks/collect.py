@@ -109,13 +109,7 @@ def collect(app: Any) -> Facts:
 
 
 def ordinary_tasks(app: Any, queues: Mapping[str, str]) -> tuple[str, ...]:
-    """
-    Return the names of ordinary tasks that are routed to a queue of a batch task.
-
-    Args:
-        app: The Celery app.
-        queues: The queue of each batch task, by its name.
-    """
+    """Return the names of ordinary tasks that are routed to a queue of a batch task."""
     found = []
     for name, task in sorted(app.tasks.items()):
         if not name.startswith("celery.") and name not in queues:
@@ -130,13 +124,7 @@ _BROKERS = {"amqp_frames": ("amqp",), "fetch": ("redis",), "acknowledge": ("redi
 
 
 def fast_paths_of(app: Any, broker: str) -> tuple[PathState, ...]:
-    """
-    Return the state of each fast path, as the app's settings are; nothing if one is wrong.
-
-    Args:
-        app: The Celery app.
-        broker: The kind of its broker.
-    """
+    """Return the state of each fast path, as the app's settings are; nothing if one is wrong."""
     try:
         reasons = {name: FastPaths.of(app).state(name).reason for name in FAST_PATHS}
     except ConfigurationError:
@@ -449,10 +437,6 @@ _REPLY_TIMEOUT = 2.0
 def workers_of(app: Any, tasks: Collection[str]) -> tuple[Worker, ...]:
     """
     Ask all workers of an app; return those that have answered.
-
-    Args:
-        app: The Celery app.
-        tasks: The names of its batch tasks.
 
     Raises:
         Exception: Whatever a transport raises when the broker is away.

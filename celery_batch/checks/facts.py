@@ -21,20 +21,12 @@ PREFORK = ("prefork", "processes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redis:
-    """
-    The state of a Redis; None where its access rules forbid to ask.
+    """The state of a Redis; None where its access rules forbid to ask."""
 
-    Args:
-        info: The answer to INFO.
-        snapshots: Whether it takes snapshots.
-        scripts: Whether this user may run scripts.
-        ahead: Seconds by which its clock is ahead of this machine's.
-    """
-
-    info: Mapping[str, Any] | None
-    snapshots: bool | None = True
-    scripts: bool = True
-    ahead: float | None = 0.0
+    info: Mapping[str, Any] | None  # the answer to INFO
+    snapshots: bool | None = True  # whether it takes snapshots
+    scripts: bool = True  # whether this user may run scripts
+    ahead: float | None = 0.0  # seconds by which its clock is ahead of this machine's
 
     @property
     def evicts(self) -> str:
@@ -46,23 +38,19 @@ class Redis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """
-    The broker or the result backend.
+    """The broker or the result backend."""
 
-    Args:
-        kind: ``redis``, ``amqp``, or what else Celery calls it; ``none`` for no results.
-        url: Where it is, without the password.
-        error: Why it could not be reached; empty if it could.
-        version: As it calls itself.
-        redis: Its state, if it is a Redis.
-        options: The names in ``broker_transport_options`` that its transport knows.
-    """
-
+    #: ``redis``, ``amqp``, or what else Celery calls it; ``none`` for no results.
     kind: str
+    #: Where it is, without the password.
     url: str = ""
+    #: Why it could not be reached; empty if it could.
     error: str = ""
+    #: As it calls itself.
     version: str = ""
+    #: Its state, if it is a Redis.
     redis: Redis | None = None
+    #: The names in ``broker_transport_options`` that its transport knows.
     options: tuple[str, ...] = ()
 
 
@@ -71,80 +59,59 @@ class PayloadFacts(Server):
     """
     Where large values lie.
 
-    Args:
-        kind: ``redis``, ``directory``, or an object store's scheme; ``none`` where there is no
-            store, ``off`` where the setting says so, ``unknown`` where the setting is wrong.
-        url: Where it is, without the password; the path of a directory.
-        refused: Why it takes nothing from this user; empty if it does.
-        is_missing: Whether it is a directory that does not exist.
-        expired: Files of a directory whose time is over; None for other stores.
-        overdue: Those of them that a worker should have deleted by now.
+    The kind is ``redis``, ``directory``, or an object store's scheme; ``none`` where there is no
+    store, ``off`` where the setting says so, ``unknown`` where the setting is wrong.
     """
 
-    refused: str = ""
-    is_missing: bool = False
-    expired: int | None = None
-    overdue: int = 0
+    refused: str = ""  # why it takes nothing from this user; empty if it does
+    is_missing: bool = False  # whether it is a directory that does not exist
+    expired: int | None = None  # files of a directory whose time is over; None for other stores
+    overdue: int = 0  # those of them that a worker should have deleted by now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torch:
-    """
-    The torch that a worker on this machine would import.
-
-    Args:
-        version: Its version.
-        build: For which GPUs it was built, such as ``CUDA 12.8``; empty for none.
-        gpus: How many it can use.
-    """
+    """The torch that a worker on this machine would import."""
 
     version: str
-    build: str = ""
-    gpus: int = 0
+    build: str = ""  # for which GPUs it was built, such as ``CUDA 12.8``; empty for none
+    gpus: int = 0  # how many it can use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """
-    The machine on which the check runs.
+    """The machine on which the check runs."""
 
-    Args:
-        cpus: Cores that this process may use.
-        gpus: The names of those that ``nvidia-smi`` shows, or the driver's files where there
-            is no such program; None where there is neither.
-        driver: Why ``nvidia-smi`` does not work; empty if it does, or is not there.
-        visible: ``CUDA_VISIBLE_DEVICES``; None if it is not set.
-        torch: None if it is not installed, or there is no GPU and no setting names one.
-    """
-
+    #: Cores that this process may use.
     cpus: int = 1
+    #: The names of those that ``nvidia-smi`` shows, or the driver's files where there is no such
+    #: program; None where there is neither.
     gpus: tuple[str, ...] | None = None
+    #: Why ``nvidia-smi`` does not work; empty if it does, or is not there.
     driver: str = ""
+    #: ``CUDA_VISIBLE_DEVICES``; None if it is not set.
     visible: str | None = None
+    #: None if it is not installed, or there is no GPU and no setting names one.
     torch: Torch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """
-    A running worker, as it answers to remote control.
+    """A running worker, as it answers to remote control."""
 
-    Args:
-        name: Its node name.
-        stats: Its answer to ``stats``.
-        earlier: Its answer to ``batch_stats``.
-        batch_stats: The same, some seconds later.
-        queues: The queues that it consumes; None if it was not asked, or did not answer.
-        knows: The names of all tasks of its app, likewise.
-        flushes: Those of them that have an option of celery-batches, ``flush_every``.
-    """
-
+    #: Its node name.
     name: str
+    #: Its answer to ``stats``.
     stats: Mapping[str, Any]
+    #: Its answer to ``batch_stats``.
     earlier: Mapping[str, Any] = field(default_factory=dict)
+    #: The same, some seconds later.
     batch_stats: Mapping[str, Any] = field(default_factory=dict)
+    #: The queues that it consumes; None if it was not asked, or did not answer.
     queues: frozenset[str] | None = None
+    #: The names of all tasks of its app, likewise.
     knows: frozenset[str] | None = None
+    #: Those of them that have an option of celery-batches, ``flush_every``.
     flushes: frozenset[str] = frozenset()
 
     @property
@@ -187,47 +154,40 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """
-    All that the checks know.
-
-    Args:
-        app: The Celery app.
-        trouble: What celery_batch refuses in options and settings; empty for nothing.
-        tasks: The app's batch tasks.
-        queues: The queue of each batch task, by the task's name.
-        ordinary: The names of other tasks that are routed to a queue of a batch task.
-        routed: The queues that any of its tasks are routed to; None if that is not known.
-        pool: The name of the pool that the settings choose.
-        devices: The setting ``batch_devices``; None if it is not set, or wrong.
-        broker: Where messages are.
-        results: Where results are.
-        cache: Where answers are kept, for tasks with ``cache_ttl``; None if no task has it.
-        payloads: Where large values lie; None if that is not known.
-        machine: This one.
-        workers: Those that have answered; None if they could not be asked.
-        unasked: Why they could not be asked; empty where the broker's error says it.
-        depths: Messages that wait in the broker, by queue.
-        version: Of celery_batch.
-        fast_paths: Which would be on in a process here.
-    """
+    """All that the checks know."""
 
     app: Any
+    #: What celery_batch refuses in options and settings; empty for nothing.
     trouble: str = ""
     tasks: tuple[Any, ...] = ()
+    #: The queue of each batch task, by the task's name.
     queues: Mapping[str, str] = field(default_factory=dict)
+    #: The names of other tasks that are routed to a queue of a batch task.
     ordinary: tuple[str, ...] = ()
+    #: The queues that any of its tasks are routed to; None if that is not known.
     routed: frozenset[str] | None = None
+    #: The name of the pool that the settings choose.
     pool: str = "prefork"
+    #: The setting ``batch_devices``; None if it is not set, or wrong.
     devices: tuple[str, ...] | None = None
+    #: Where messages are.
     broker: Server
+    #: Where results are.
     results: Server
+    #: Where answers are kept, for tasks with ``cache_ttl``; None if no task has it.
     cache: Server | None = None
+    #: Where large values lie; None if that is not known.
     payloads: PayloadFacts | None = None
     machine: Machine
+    #: Those that have answered; None if they could not be asked.
     workers: tuple[Worker, ...] | None = ()
+    #: Why they could not be asked; empty where the broker's error says it.
     unasked: str = ""
+    #: Messages that wait in the broker, by queue.
     depths: Mapping[str, int] = field(default_factory=dict)
+    #: Of celery_batch.
     version: str = ""
+    #: Which would be on in a process here.
     fast_paths: tuple[PathState, ...] = ()
 
     @property

@@ -18,18 +18,11 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """
-    One line of a checkup.
+    """One line of a checkup."""
 
-    Args:
-        level: A *problem* breaks something, a *warning* costs something.
-        says: What was found, in one sentence.
-        fix: What to do about it; empty where nothing is wrong.
-    """
-
-    level: Level
-    says: str
-    fix: str = ""
+    level: Level  # a *problem* breaks something, a *warning* costs something
+    says: str  # what was found, in one sentence
+    fix: str = ""  # what to do about it; empty where nothing is wrong
 
 
 def ok(says: str) -> Finding:

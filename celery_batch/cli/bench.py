@@ -224,13 +224,7 @@ _FORGOTTEN_AT_ONCE = 1000
 
 
 class LoadGenerator:
-    """
-    Sends calls of a task, each at its time, and waits for their answers meanwhile.
-
-    Args:
-        task: The batch task; its results are stored.
-        timeout: Seconds after which a request fails and expires.
-    """
+    """Sends calls of a task, each at its time, and waits for their answers meanwhile."""
 
     def __init__(self, task: Any, timeout: float) -> None:
         self._task = task
@@ -242,9 +236,7 @@ class LoadGenerator:
         """
         Send a request for each row, and return what became of them, in order.
 
-        Args:
-            times: When to send each, in seconds from the beginning, ascending.
-            rows: The positional arguments of each.
+        The times are seconds from the beginning, ascending.
         """
         began = time.monotonic() + _HEAD_START
         requests: list[asyncio.Task[Outcome]] = []

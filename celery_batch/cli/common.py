@@ -67,10 +67,6 @@ def batch_task(app: Any, name: str) -> BatchTask:
     """
     Find a batch task of an app.
 
-    Args:
-        app: The Celery app; its task modules are imported.
-        name: The task's name.
-
     Raises:
         ConfigurationError: There is no such task, it is none of ours, or it takes no rows.
     """
@@ -95,11 +91,6 @@ def batch_task(app: Any, name: str) -> BatchTask:
 def rows_of_file(task: BatchTask, source: str, field: str | None = None) -> list[Row]:
     """
     Return the rows of a file that fit a task, the first of them if they are many.
-
-    Args:
-        task: The task.
-        source: A file, a folder, or - for standard input, as for a backfill.
-        field: The field that is the task's only argument.
 
     Raises:
         BackfillError: No row fits the task; if some do, the others are left out.

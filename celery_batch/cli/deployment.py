@@ -70,9 +70,7 @@ class Deployment:
     """
     All processes of a served handle.
 
-    Args:
-        config: What is served.
-        folder: For its sockets and logs; made, private, and removed after a good end.
+    The folder is for their sockets and logs: made, private, and removed after a good end.
     """
 
     def __init__(self, config: ServeConfig, folder: Path) -> None:
@@ -109,9 +107,7 @@ class Deployment:
         """
         Start everything; `wait_until_ready` returns when it serves.
 
-        Args:
-            beside: The folder of the configuration file, where the handle's module is
-                looked for after the current one.
+        The handle's module is looked for in the current folder, and in `beside`.
 
         Raises:
             ConfigurationError: The folder or the port is in use, or there is no Redis.
@@ -211,14 +207,7 @@ class Deployment:
 
 def warm_workers(app: Any, task: str) -> set[str]:
     """
-    Ask the workers of an app which of them take a task and have loaded its model.
-
-    Args:
-        app: The Celery app.
-        task: The task's name.
-
-    Returns:
-        The workers' names.
+    Return the names of an app's workers that take a task and have loaded its model.
 
     Raises:
         OperationalError: The broker cannot be reached.
@@ -262,10 +251,6 @@ def source_of(handle: str, folders: Sequence[str]) -> Path:
     """
     Return the file of a handle's module, without importing it.
 
-    Args:
-        handle: As in the configuration.
-        folders: Where modules are looked for.
-
     Raises:
         ConfigurationError: There is no such module, or it has no file.
     """
@@ -282,13 +267,7 @@ def source_of(handle: str, folders: Sequence[str]) -> Path:
 
 
 class Reloader:
-    """
-    Restarts the workers when Python files beside a handle's module change.
-
-    Args:
-        deployment: Running.
-        source: The module's file.
-    """
+    """Restarts the workers when Python files beside a handle's module change."""
 
     def __init__(self, deployment: Deployment, source: Path) -> None:
         self._deployment = deployment
@@ -326,11 +305,7 @@ def run(
     """
     Serve a handle until Ctrl-C.
 
-    Args:
-        config: What is served.
-        beside: The folder of the configuration file, or the current one.
-        directory: For sockets and logs; the usual folder unless given.
-        reload: Restart the workers when Python files beside the handle's module change.
+    The handle's module is looked for in the current folder, and in `beside`.
     """
     path = config.env.get("PYTHONPATH", "").split(os.pathsep)
     folders = [str(Path.cwd()), str(beside.absolute()), *filter(None, path), *sys.path]
@@ -346,13 +321,7 @@ def run(
 
 
 def configured(given: str | Path, options: Mapping[str, Any]) -> ServeConfig:
-    """
-    Return what is served.
-
-    Args:
-        given: A handle as module:Class, or a configuration file.
-        options: Fields that override the file's; None for those that are not given.
-    """
+    """Return what a handle or a configuration file says, with the options that are not None."""
     fields = {name: value for name, value in options.items() if value is not None}
     if "devices" in fields:
         try:

@@ -19,15 +19,7 @@ __all__ = ["main"]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """
-    Print the worker's health.
-
-    Args:
-        argv: The arguments, by default those of this process.
-
-    Returns:
-        0 if it is healthy, else 1.
-    """
+    """Print the worker's health; return 0 if it is healthy, else 1."""
     options = _parser().parse_args(argv)
     if options.file is None:
         print(f"name the worker's file, or set {VARIABLE}")  # noqa: T201 (a command's output)

@@ -34,16 +34,7 @@ _NOTHING = "·"
 def frame(
     cluster_state: ClusterState, broker: str, clock: str, *, width: int, is_last: bool = False
 ) -> RenderableType:
-    """
-    Return what a terminal is to show.
-
-    Args:
-        cluster_state: The state of all workers.
-        broker: Where the broker is.
-        clock: The time of day.
-        width: Columns of the terminal; where it is narrow, less important columns are left out.
-        is_last: No other frame follows.
-    """
+    """Return what a terminal is to show; a narrow one lacks the less important columns."""
     tasks, workers = cluster_state.tasks(), cluster_state.workers()
     parts: list[RenderableType] = [_head(cluster_state, broker, clock)]
     if cluster_state.error:

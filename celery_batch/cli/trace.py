@@ -31,15 +31,7 @@ def record(
     """
     Record what arrives at all running workers; Ctrl-C ends it early.
 
-    Args:
-        app: The Celery app.
-        task: The task's name.
-        path: The file to write, a line of JSON for each request.
-        seconds: For how long.
-        report: Called with the progress.
-
-    Returns:
-        How many requests came, and how many processes the workers have to which they came.
+    Return how many requests came, and how many processes the workers have to which they came.
 
     Raises:
         ConfigurationError: No worker has the task, or nothing came.

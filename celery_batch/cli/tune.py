@@ -67,11 +67,6 @@ def rows_for(task: BatchTask, source: str | None, field: str | None = None) -> l
     """
     Return the rows to measure a task with: those of a file, else its model's own examples.
 
-    Args:
-        task: The task; its model is loaded.
-        source: A file, a folder, or - for standard input, as for a backfill.
-        field: The field that is the task's only argument.
-
     Raises:
         BackfillError: No row fits the task; if some do, the others are left out.
         ConfigurationError: There is nothing to measure with.
@@ -111,10 +106,6 @@ def costs_of(task: BatchTask, rows: Sequence[Row]) -> list[float]:
 def probe(task: BatchTask, rows: Sequence[Row]) -> Callable[[int], Run]:
     """
     Return what runs a batch of a number of rows in this process, and measures the time.
-
-    Args:
-        task: The task; its model is loaded.
-        rows: The rows of the batches, again and again in turn.
 
     Raises:
         OutOfMemory: From a run whose batch did not fit.
@@ -179,15 +170,7 @@ _GIB = 1 << 30
 
 
 def show(task: str, device: str, curve: Curve, proposal: Proposal) -> None:
-    """
-    Print a table and a proposal on standard output.
-
-    Args:
-        task: The task's name.
-        device: Where its model was measured.
-        curve: What was measured.
-        proposal: What is proposed.
-    """
+    """Print a table and a proposal on standard output."""
     width = min(get_terminal_size().columns, _WIDEST)
     settings = {
         option: value

@@ -130,15 +130,7 @@ class QueueLimiter:
         return max(self._costs.get(task.name, _UNKNOWN_COST)[0], _LOWEST_COST)
 
     def note_cost(self, task: Any, args: Any, kwargs: Any, rows: int = 1) -> None:
-        """
-        Learn from a call what the items of a task cost.
-
-        Args:
-            task: The task, with ``max_queue_cost``.
-            args: Positional arguments, or None.
-            kwargs: Keyword arguments, or None.
-            rows: How many rows it has.
-        """
+        """Learn from a call what the items of a task cost."""
         item_cost, args, kwargs = task._item_cost, args or (), kwargs or {}
         with suppress(BatchError, TypeError, ValueError):  # it fails by itself
             if rows == 1:
@@ -162,12 +154,8 @@ class QueueLimiter:
         """
         Count items, or refuse them; return the context in which they are sent.
 
-        Args:
-            task: The task that is called.
-            options: As `apply_async` takes them.
-            items: How many there are; those of one call with these options unless given.
-            messages: In how many messages they go.
-            call: The arguments of the one call, by position and by name.
+        Unless given, `items` is the number in one call with these options; `call` has its
+        arguments, by position and by name.
 
         Raises:
             QueueFull: There is no room for all of them.

@@ -146,14 +146,7 @@ class Depth:
         return self._settled
 
     def record(self, waiting: int, settled: Settled, now: float) -> None:
-        """
-        Record a measurement.
-
-        Args:
-            waiting: Messages in the queue.
-            settled: What was settled when it began.
-            now: Seconds.
-        """
+        """Record how many messages wait, and what was settled when the measurement began."""
         with self._guard:
             with_those_on_their_way = waiting - settled.items
             self._offset = max(waiting - self.items, min(self._offset, with_those_on_their_way))

@@ -29,12 +29,7 @@ _LOOK_EVERY = 4.0
 
 
 def impatient_connection(app: Any) -> Any:
-    """
-    Return a connection to the broker that gives up after a few seconds; not connected yet.
-
-    Args:
-        app: The Celery app.
-    """
+    """Return a connection to the broker that gives up after a few seconds; not connected yet."""
     with app.connection_for_write() as connection:  # which does not connect
         timeouts = _TIMEOUTS.get(connection.get_transport_cls().driver_type, {})
     options = {**timeouts, **(app.conf.broker_transport_options or {})}
@@ -67,14 +62,9 @@ class ControlClient:
         arguments: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """
-        Return the workers' answers to a command, by worker.
+        Return the workers' answers to a command, by worker, within seconds after the last answer.
 
-        Args:
-            command: A remote control command that replies.
-            seconds: How long to listen after the last answer.
-            destination: The workers that get it; all unless given. Once all of these have
-                answered, there is no wait.
-            arguments: The command's.
+        Once all workers of a `destination` have answered, there is no wait.
 
         Raises:
             Exception: Whatever the transport raises when the broker is unreachable.
@@ -88,9 +78,6 @@ class ControlClient:
     def stats(self, seconds: float) -> dict[str, Any]:
         """
         Return the answers of all workers to Celery's ``stats``; note which have batch tasks.
-
-        Args:
-            seconds: How long to listen after the last answer.
 
         Raises:
             Exception: Whatever the transport raises when the broker is unreachable.
@@ -111,11 +98,6 @@ class ControlClient:
         Any other would log the command, which it does not know, with a traceback.  So all are
         asked for Celery's ``stats`` now and then, and a new worker is found.
 
-        Args:
-            command: One of celery_batch's that replies.
-            seconds: How long to listen after the last answer.
-            arguments: The command's.
-
         Raises:
             Exception: Whatever the transport raises when the broker is unreachable.
         """
@@ -131,10 +113,6 @@ class ControlClient:
         """
         Send the workers a command, and wait for no answer.
 
-        Args:
-            command: A remote control command.
-            arguments: The command's.
-
         Raises:
             Exception: Whatever the transport raises when the broker is unreachable.
         """
@@ -145,9 +123,6 @@ class ControlClient:
         """
         Return how many messages wait in each broker queue.
 
-        Args:
-            queues: Their names.
-
         Raises:
             Exception: Whatever the transport raises when the broker is unreachable.
         """
@@ -155,13 +130,7 @@ class ControlClient:
         return {queue: self._depth(queue) for queue in queues}
 
     def snapshot(self, queues: Iterable[str], seconds: float) -> ClusterSnapshot:
-        """
-        Return the statistics of all workers with batch tasks; an unreachable broker is its error.
-
-        Args:
-            queues: The names of the broker queues whose messages to count.
-            seconds: How long to listen after the last answer.
-        """
+        """Return the statistics of all workers with batch tasks, or why the broker is away."""
         try:
             answers = self.ask_batch_workers("batch_stats", seconds)
             at = time.monotonic()  # and not before a look for workers

@@ -12,45 +12,37 @@ __all__ = ["ClusterSnapshot", "Growth", "grown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSnapshot:
-    """
-    The statistics of all workers at one moment.
+    """The statistics of all workers at one moment."""
 
-    Args:
-        time: On a monotonic clock.
-        answers: The answer of each worker to ``batch_stats``.
-        depths: Messages that wait in the broker, by queue.
-        error: Why the broker could not be reached; empty if it could.
-    """
-
+    #: On a monotonic clock.
     time: float
+    #: The answer of each worker to ``batch_stats``.
     answers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: Messages that wait in the broker, by queue.
     depths: Mapping[str, int] = field(default_factory=dict)
+    #: Why the broker could not be reached; empty if it could.
     error: str = ""
 
 
 @dataclass(slots=True)
 class Growth:
-    """
-    The growth of one task's counts in one worker, or in several.
+    """The growth of one task's counts in one worker, or in several."""
 
-    Args:
-        batches: Batches that have left.
-        rows: Their rows.
-        ended: Batches that have ended.
-        model: Seconds that these took in the model.
-        computed: What was computed, in cost or in rows, where padding is known.
-        padding: How much of it was padding.
-        sizes: Batches, by the upper bound of their size.
-        waits: Requests, by the upper bound of their wait in seconds.
-    """
-
+    #: Batches that have left.
     batches: int = 0
+    #: Their rows.
     rows: int = 0
+    #: Batches that have ended.
     ended: int = 0
+    #: Seconds that these took in the model.
     model: float = 0.0
+    #: What was computed, in cost or in rows, where padding is known.
     computed: float = 0.0
+    #: How much of it was padding.
     padding: float = 0.0
+    #: Batches, by the upper bound of their size.
     sizes: Counter[int] = field(default_factory=Counter)
+    #: Requests, by the upper bound of their wait in seconds.
     waits: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Growth) -> None:
@@ -66,13 +58,7 @@ class Growth:
 
 
 def grown(before: Mapping[str, Any], after: Mapping[str, Any]) -> Growth:
-    """
-    Return the growth between two reports of one task by one worker.
-
-    Args:
-        before: The earlier report; empty for a worker that has started since.
-        after: The later report.
-    """
+    """Return the growth between two reports of one task by one worker, the first perhaps empty."""
     first, last = _counts(before), _counts(after)
     if last.batches < first.batches or last.rows < first.rows:  # the worker was restarted
         first = Growth()

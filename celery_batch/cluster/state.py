@@ -25,84 +25,60 @@ _SILENCE = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """
-    One worker.
-
-    Args:
-        name: Its node name.
-        state: ``busy``, ``ready`` or ``silent``.
-        processes: How many batches it can run at once.
-        tasks: How many batch tasks it serves.
-        waiting: Requests that wait in it.
-        running: Batches that run in it, or lie ready.
-        rate: Rows a second.
-        busy: The share of the time in which its devices ran a model, 0 to 1.
-        devices: The devices of its models, as far as known.
-    """
+    """One worker."""
 
     name: str
-    state: str
-    processes: int | None = None
-    tasks: int = 0
-    waiting: int = 0
-    running: int = 0
-    rate: float | None = None
-    busy: float | None = None
-    devices: tuple[str, ...] = ()
+    state: str  # ``busy``, ``ready`` or ``silent``
+    processes: int | None = None  # how many batches it can run at once
+    tasks: int = 0  # how many batch tasks it serves
+    waiting: int = 0  # requests that wait in it
+    running: int = 0  # batches that run in it, or lie ready
+    rate: float | None = None  # rows a second
+    busy: float | None = None  # the share of the time in which its devices ran a model, 0 to 1
+    devices: tuple[str, ...] = ()  # the devices of its models, as far as known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskView:
-    """
-    One batch task, all workers together.
-
-    Args:
-        name: Its name.
-        queue: The broker queue of its messages.
-        workers: How many workers serve it.
-        max_batch_size: The largest of all workers.
-        max_batch_cost: The same in cost; None where cost is not limited.
-        padding: The share of what was computed that was padding, where that is counted.
-        depth: Messages in the broker; None where that is not known.
-        waiting: Requests that wait in workers.
-        oldest: Seconds for which the oldest of these has waited in a worker.
-        running: Batches that run, or lie ready.
-        rate: Rows a second.
-        batches: Batches a second.
-        size: Mean rows of a batch.
-        model: Mean seconds of a batch in the model.
-        wait: The 50th and the 95th percentile of the requests' wait, in seconds.
-        sizes: Batches, by the upper bound of their size.
-        halted: ``paused``, ``drained`` or both where some worker does not run it; else empty.
-    """
+    """One batch task, all workers together."""
 
     name: str
+    #: The broker queue of its messages.
     queue: str = ""
+    #: How many workers serve it.
     workers: int = 0
+    #: The largest of all workers.
     max_batch_size: int = 0
+    #: The same in cost; None where cost is not limited.
     max_batch_cost: float | None = None
+    #: The share of what was computed that was padding, where that is counted.
     padding: float | None = None
+    #: Messages in the broker; None where that is not known.
     depth: int | None = None
+    #: Requests that wait in workers.
     waiting: int = 0
+    #: Seconds for which the oldest of these has waited in a worker.
     oldest: float = 0.0
+    #: Batches that run, or lie ready.
     running: int = 0
+    #: Rows a second.
     rate: float | None = None
+    #: Batches a second.
     batches: float | None = None
+    #: Mean rows of a batch.
     size: float | None = None
+    #: Mean seconds of a batch in the model.
     model: float | None = None
+    #: The 50th and the 95th percentile of the requests' wait, in seconds.
     wait: tuple[float | None, float | None] = (None, None)
+    #: Batches, by the upper bound of their size.
     sizes: Mapping[int, int] = field(default_factory=dict)
+    #: ``paused``, ``drained`` or both where some worker does not run it; else empty.
     halted: str = ""
 
 
 class ClusterState:
-    """
-    The state of all workers of an app.
-
-    Args:
-        queues: The broker queue of each batch task of the app.
-        window: Seconds over which rates and shares are averaged.
-    """
+    """The state of all workers of an app."""
 
     def __init__(self, queues: Mapping[str, str], window: float) -> None:
         self._queues = dict(queues)
@@ -224,22 +200,12 @@ class ClusterState:
 
 
 def runs_batches(stats: Mapping[str, Any]) -> bool:
-    """
-    Return whether a worker runs celery_batch, and its app has batch tasks.
-
-    Args:
-        stats: Its answer to Celery's ``stats``.
-    """
+    """Return whether a worker, by its answer to ``stats``, runs celery_batch with batch tasks."""
     return "batches" in stats
 
 
 def reports_of(answer: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """
-    Return a worker's report of each batch task that it serves, or has served.
-
-    Args:
-        answer: The answer to ``batch_stats``.
-    """
+    """Return the reports, in an answer to ``batch_stats``, of a worker's present and past tasks."""
     tasks = answer.get("tasks") or {}
     return {name: each for name, each in tasks.items() if each.get("served") or each.get("batches")}
 

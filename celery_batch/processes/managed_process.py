@@ -130,12 +130,7 @@ class ManagedProcess:
         return self.exit_code is not None
 
     def terminate(self, grace: float) -> None:
-        """
-        Ask the server to end, and do not wait for it.
-
-        Args:
-            grace: Seconds it gets to finish by itself before it is killed.
-        """
+        """Ask the server to end, and do not wait for it; it is killed after `grace` seconds."""
         if os.getpid() != self._owner:
             return
         # The reaper may have ended with its server, and so has its end of the pipe.
@@ -143,12 +138,7 @@ class ManagedProcess:
             self._pipe.write(f"{grace}\n".encode())
 
     def stop(self, grace: float = 5.0) -> None:
-        """
-        End the server and all it started; return when they are gone.
-
-        Args:
-            grace: Seconds it gets to finish by itself before it is killed.
-        """
+        """End the server and all it started, in `grace` seconds; return when they are gone."""
         if os.getpid() != self._owner:
             return
         self.terminate(grace)
@@ -174,13 +164,7 @@ def wait_until(
     ready: Callable[[], str], children: Sequence[ManagedProcess], *, what: str, timeout: float
 ) -> None:
     """
-    Wait until something is ready, as long as its servers live.
-
-    Args:
-        ready: Returns why it is not ready yet, "" when it is.
-        children: The servers that have to run for it.
-        what: The name of what is waited for in error messages.
-        timeout: Give up after this many seconds.
+    Wait until something is ready, as long as its servers live; `ready` returns why it is not.
 
     Raises:
         ServerFailed: A server ended, or the time is up; with the last lines of the logs.

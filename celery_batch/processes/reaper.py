@@ -42,12 +42,7 @@ def run(command: list[str], orphan_grace: float = ORPHAN_GRACE) -> int:
     """
     Run a server until it ends, the parent asks for its end, or the parent is gone.
 
-    Args:
-        command: The server's command line.
-        orphan_grace: Seconds the server gets to stop where the parent names none.
-
-    Returns:
-        The server's exit code, 128 + n when signal n ended it.
+    Return its exit code, 128 + n when signal n ended it.
     """
     wake = _wake_on(signal.SIGCHLD, *STOPPING_SIGNALS)
     # Descriptors that the parent passed on purpose reach the server; ours close themselves.

@@ -38,12 +38,7 @@ def config_of_process() -> ServeConfig:
 
 
 def make_app(config: ServeConfig) -> Celery:
-    """
-    Make the app; nothing is connected yet.
-
-    Args:
-        config: With a broker.
-    """
+    """Make the app; nothing is connected yet."""
     app = Celery("serve", broker=config.broker, backend=config.broker, set_as_current=False)
     app.conf.update(
         task_default_queue=config.queue,
@@ -59,14 +54,7 @@ def make_app(config: ServeConfig) -> Celery:
 
 
 def make_task(app: Celery, config: ServeConfig, **options: Any) -> Any:
-    """
-    Make the task that answers one envelope, for clients, which do not import the handle.
-
-    Args:
-        app: From `make_app`.
-        config: The same.
-        options: More of the task's options.
-    """
+    """Make the task that answers one envelope, for clients, which do not import the handle."""
 
     def predict(_data: list[Any]) -> list[Any]:
         raise ConfigurationError(f"{config.task_name} runs in the workers of `celery batch serve`")

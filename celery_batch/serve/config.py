@@ -33,37 +33,32 @@ _REDIS = re.compile(r"(rediss?|redis\+socket|sentinel)://.+", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """
-    A served handle.
+    """A served handle."""
 
-    Args:
-        handle: ``"Class"`` or ``"module:Class"``.
-        devices: The devices that workers are pinned to: ``"cuda:0"``, ``"cpu"``.
-        slots: Workers for each device.
-        max_batch_size: Most requests in one batch.
-        max_wait: Most seconds a request waits for others while a worker is free.
-        broker: The URL of a Redis; None for a private one.
-        host: Where the web server listens.
-        port: Its port.
-        queue: Where requests wait; the handle's name unless given.
-        env: Environment of the workers and the web server.
-        time_limit: Most seconds from a request to its response.
-        web_workers: Processes of the web server.
-        max_queue: Most requests that may wait; None for any number.
-    """
-
+    #: ``"Class"`` or ``"module:Class"``.
     handle: str
+    #: The devices that workers are pinned to: ``"cuda:0"``, ``"cpu"``.
     devices: tuple[str, ...] = ("cpu",)
+    #: Workers for each device.
     slots: int = 1
+    #: Most requests in one batch.
     max_batch_size: int = 32
+    #: Most seconds a request waits for others while a worker is free.
     max_wait: float = 0.01
+    #: The URL of a Redis; None for a private one.
     broker: str | None = None
+    #: Where the web server listens.
     host: str = "127.0.0.1"
     port: int = 9876
+    #: Where requests wait; the handle's name unless given.
     queue: str = ""
+    #: Environment of the workers and the web server.
     env: dict[str, str] = field(default_factory=dict)
+    #: Most seconds from a request to its response.
     time_limit: float = 30.0
+    #: Processes of the web server.
     web_workers: int = 1
+    #: Most requests that may wait; None for any number.
     max_queue: int | None = None
 
     @property
@@ -85,9 +80,6 @@ class ServeConfig:
 def read_config(path: Path) -> ServeConfig:
     """
     Read and check a configuration file.
-
-    Args:
-        path: A YAML file.
 
     Raises:
         ConfigurationError: The file cannot be read, or a key is unknown or its value
@@ -111,9 +103,6 @@ def read_config(path: Path) -> ServeConfig:
 def make_config(handle: str) -> ServeConfig:
     """
     Return the configuration of a handle for which there is no file.
-
-    Args:
-        handle: ``"module:Class"``, or ``"Class"`` in ``handle.py``.
 
     Raises:
         ConfigurationError: It names no class.
@@ -203,9 +192,6 @@ def _devices(node: yaml.Node) -> tuple[str, ...]:
 def devices_of(text: str) -> tuple[str, ...]:
     """
     Return the devices that are named by the ids of GPUs.
-
-    Args:
-        text: Ids with commas between them; ``"cpu"`` or nothing for none.
 
     Raises:
         ValueError: It is anything else.

@@ -44,13 +44,7 @@ def object_in(body: bytes | bytearray) -> dict[str, Any]:
 
 
 def sealed(task_id: str, posted: dict[str, Any] | bytes) -> dict[str, Any]:
-    """
-    Return the envelope of a request.
-
-    Args:
-        task_id: Its task's id.
-        posted: The object, or a body that is not parsed.
-    """
+    """Return the envelope of a request: of an object, or of a body that is not parsed."""
     if isinstance(posted, bytes):
         return {"task_id": task_id, _BODY: base64.b64encode(posted).decode()}
     return {"task_id": task_id, "task_info": posted}

@@ -43,12 +43,7 @@ class HandleModel(Model):
     handle_name: ClassVar[str]
 
     def load(self, device: str) -> None:
-        """
-        Make the handle.
-
-        Args:
-            device: ``"cuda:0"`` for the one GPU that this process sees, or ``"cpu"``.
-        """
+        """Make the handle on ``"cuda:0"``, the one GPU that this process sees, or on ``"cpu"``."""
         kind = find_handle(self.handle_name)
         self._handle: Any = kind(device.removeprefix("cuda:") if device != "cpu" else NO_GPU)
         require_seen(device, "GPUs (write GPUs: cpu to serve without one)")
@@ -68,15 +63,7 @@ class HandleModel(Model):
         return [{"task_id": "warm-up", "task_info": example} for example in examples]
 
     def predict(self, batch: list[Any]) -> Sequence[Any]:
-        """
-        Answer a batch of envelopes.
-
-        Args:
-            batch: One for each request.
-
-        Returns:
-            An answer for each, or the error of that request alone in its place.
-        """
+        """Answer a batch of envelopes, each with an answer or with its own error."""
         envelopes = [_attempt(opened, data) for data in batch]
         if not self._takes_lists:
             return [_attempt(self._one, data) for data in envelopes]

@@ -48,13 +48,7 @@ class Metrics:
         )
 
     def record(self, status: int, seconds: float) -> None:
-        """
-        Count one request.
-
-        Args:
-            status: The HTTP status of its response.
-            seconds: How long it took.
-        """
+        """Count one request."""
         self._requests.labels(str(status)).inc()
         self._seconds.observe(seconds)
 

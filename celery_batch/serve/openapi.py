@@ -33,12 +33,7 @@ _PREDICT_ERRORS = {
 
 
 def openapi(config: ServeConfig) -> dict[str, Any]:
-    """
-    Describe the web server of a served handle.
-
-    Args:
-        config: What is served.
-    """
+    """Describe the web server of a served handle."""
     name = config.handle.rpartition(":")[2]
     answer = _json("What the handle returned.", {})
     return {

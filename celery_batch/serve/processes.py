@@ -81,14 +81,7 @@ _WIDEST = 100
 def environment(
     config: ServeConfig, places: Sequence[Path], inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """
-    Return the environment of all processes.
-
-    Args:
-        config: What is served.
-        places: Folders in which the handle's module is looked for.
-        inherited: This process's environment.
-    """
+    """Return the environment of all processes."""
     given = {**inherited, **config.env}
     paths = [*map(str, places), *filter(None, [given.get("PYTHONPATH")])]
     # As many math threads as cores in every worker would only fight.
@@ -104,26 +97,21 @@ def environment(
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """
-    The status of one process.
-
-    Args:
-        name: Its name.
-        device: Where its handle lives, if it has one.
-        state: ``"running"``, ``"starting"``, ``"crashing"`` (it ended soon after its start, and
-            is started again and again) or ``"given up"``.
-        since: When it was last started, or ended; in seconds since the epoch.
-        restarts: How often it was started after the first time.
-        error: Why it ended the last time; empty if it has not.
-        pid: Of its reaper; 0 if it does not run.
-    """
+    """The status of one process."""
 
     name: str
+    #: Where its handle lives, if it has one.
     device: str
+    #: ``"running"``, ``"starting"``, ``"crashing"`` (it ended soon after its start, and is started
+    #: again and again) or ``"given up"``.
     state: str
+    #: When it was last started, or ended; in seconds since the epoch.
     since: float
+    #: How often it was started after the first time.
     restarts: int
+    #: Why it ended the last time; empty if it has not.
     error: str
+    #: Of its reaper; 0 if it does not run.
     pid: int
 
 
@@ -131,14 +119,8 @@ class ServedProcess(Supervised):
     """
     A process of a served handle, and its successors.
 
-    Args:
-        name: As the status shows it.
-        command: Its command line.
-        rank: Those of a low rank are started first and stopped last.
-        log: Where its output goes.
-        env: Its environment.
-        device: Where its handle lives, if it has one.
-        node: What the worker is called in Celery, without its host.
+    Those of a low rank are started first and stopped last.  A worker's `node` is its name in
+    Celery, without its host.
     """
 
     def __init__(
@@ -231,12 +213,9 @@ class ServedProcess(Supervised):
 
 def processes(config: ServeConfig, folder: Path, env: Mapping[str, str]) -> Iterator[ServedProcess]:
     """
-    Return all processes that serve a configuration, not started.
+    Yield all processes that serve a configuration, not started.
 
-    Args:
-        config: As it was read: without a broker, a private Redis is among them.
-        folder: Private, for sockets and logs.
-        env: Their environment.
+    The configuration is as it was read: without a broker, a private Redis is among them.
     """
     celery = (sys.executable, "-m", "celery")
     if config.broker is None:
@@ -257,26 +236,14 @@ def processes(config: ServeConfig, folder: Path, env: Mapping[str, str]) -> Iter
 
 
 def write_status(folder: Path, title: str, rows: Sequence[ProcessStatus]) -> None:
-    """
-    Write the status of all processes for `read_status`.
-
-    Args:
-        folder: Where the sockets and logs are.
-        title: What is served, and where.
-        rows: The status of each process.
-    """
+    """Write the status of all processes for `read_status`."""
     new = folder / f"{_STATUS}.new"
     new.write_text(json.dumps([title, *map(asdict, rows)]), encoding="utf-8")
     new.replace(folder / _STATUS)
 
 
 def read_status(folder: Path) -> tuple[str, list[ProcessStatus]] | None:
-    """
-    Return the title and the status of the processes that run from a folder, if any do.
-
-    Args:
-        folder: Where the sockets and logs are.
-    """
+    """Return the title and the status of the processes that run from a folder, if any do."""
     try:
         title, *rows = json.loads((folder / _STATUS).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -285,12 +252,7 @@ def read_status(folder: Path) -> tuple[str, list[ProcessStatus]] | None:
 
 
 def table(rows: Sequence[ProcessStatus]) -> str:
-    """
-    Write a table for people, one line for each process.
-
-    Args:
-        rows: The status of each process.
-    """
+    """Write a table for people, one line for each process."""
     heads = ("program", "device", "state", "since", "restarts", "last error")
     now = time.time()
     texts = [

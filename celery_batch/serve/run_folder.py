@@ -27,12 +27,7 @@ _IN_USE = "`celery batch serve` runs from here already"
 
 
 def usual_folder(port: int) -> Path:
-    """
-    Return where the files of a web server on this port lie, unless a folder is given.
-
-    Args:
-        port: The web server's.
-    """
+    """Return where the files of a web server on this port lie, unless a folder is given."""
     return _home() / str(port)
 
 
@@ -74,9 +69,6 @@ def lock(folder: Path) -> IO[str]:
 def clear(folder: Path) -> None:
     """
     Make a private, empty folder; files that a killed `serve` has left there are removed.
-
-    Args:
-        folder: Absolute.
 
     Raises:
         ConfigurationError: It is in use, is not ours, or its path is too long.

@@ -19,11 +19,6 @@ def listening(host: str, port: int, *, reuse_port: bool = False) -> list[socket.
     """
     Return sockets that listen on all addresses of a host: ``localhost`` may have two.
 
-    Args:
-        host: Its name, or an address.
-        port: The port.
-        reuse_port: Whether other processes may listen on it, too.
-
     Raises:
         OSError: The host is unknown, an address is taken, or this machine has none of them.
     """

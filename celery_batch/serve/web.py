@@ -47,13 +47,7 @@ _SEND = 10.0
 
 
 def make_web(config: ServeConfig, counts: Path | None = None) -> Starlette:
-    """
-    Make the ASGI app.
-
-    Args:
-        config: With a broker.
-        counts: The folder for the metrics of several web processes.
-    """
+    """Make the ASGI app; several web processes share a folder for their metrics."""
     app = make_app(config)
     app.conf.broker_transport_options = {"socket_timeout": _SEND}
     prepare(app)

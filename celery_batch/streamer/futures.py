@@ -68,10 +68,6 @@ class Answer(Future[list[Any]]):
     The outputs for one request, once they are there.
 
     A `concurrent.futures.Future`, and works wherever one does.
-
-    Args:
-        items: The items of the request.
-        answer_lock: Its streamer's.
     """
 
     _state = _PENDING
@@ -112,12 +108,7 @@ class Answer(Future[list[Any]]):
         return self._state in _DONE
 
     def cancel(self) -> bool:
-        """
-        Give the answer up, unless the model has the request already.
-
-        Returns:
-            Whether it is given up.
-        """
+        """Return whether the answer is given up: not if the model has the request already."""
         with self._condition:
             with self._answer_lock.lock:
                 if self._state != _PENDING:
@@ -214,10 +205,7 @@ def settle(
     """
     Give many requests their answers at once; those that were cancelled stay so.
 
-    Args:
-        requests: Those of a batch, or of a queue that is cleared.
-        outputs: Of all their items, in order; an `Outcome` with an error in place of some.
-        answer_lock: Their streamer's.
+    An `Outcome` with an error may be in place of some outputs.
     """
     awaited: list[tuple[Answer, list[Any], Outcome | None]] = []
     may_fail = Outcome in set(map(type, outputs))
@@ -273,13 +261,7 @@ def _notify_cancelled(answer: Answer, answer_lock: AnswerLock) -> None:
 
 
 class CombinedAnswer(Answer):
-    """
-    The outputs for a request that went in parts.
-
-    Args:
-        parts: The answers to them, in order; none for a request of no items.
-        answer_lock: Their streamer's.
-    """
+    """The outputs for a request that went in parts."""
 
     def __init__(self, parts: Sequence[Answer], answer_lock: AnswerLock) -> None:
         super().__init__([], answer_lock)
@@ -298,12 +280,7 @@ class CombinedAnswer(Answer):
             each._condition = threading.Condition()  # noqa: SLF001 (our own)
 
     def cancel(self) -> bool:
-        """
-        Give up what is missing, unless the model has all of it already.
-
-        Returns:
-            Whether it is given up.
-        """
+        """Return whether what is missing is given up: not if the model has all of it already."""
         if not self.done():
             for part in self._parts:
                 part.cancel()

@@ -31,16 +31,10 @@ _WITH_CHANNELS = (4, 5)
 
 
 class Message(NamedTuple):
-    """
-    A pickled value.
+    """A pickled value."""
 
-    Args:
-        body: The number of buffers, and the pickle.
-        buffers: What the pickle has left out, in order.
-    """
-
-    body: Any
-    buffers: Sequence[Any] = ()
+    body: Any  # the number of buffers, and the pickle
+    buffers: Sequence[Any] = ()  # what the pickle has left out, in order
 
 
 def pickled(value: Any) -> Message | None:
@@ -79,12 +73,7 @@ def dump(value: Any) -> Message:
 
 
 def unpickled(message: Message) -> Any:
-    """
-    Return what the other end has pickled.
-
-    Args:
-        message: Its arrays use its buffers.
-    """
+    """Return what the other end has pickled; its arrays use the message's buffers."""
     pickle_only = memoryview(message.body)[_COUNT.size :]
     return pickle.loads(pickle_only, buffers=message.buffers)  # noqa: S301 (from our own pipe)
 

@@ -94,15 +94,9 @@ def as_model(
     given: Any, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
 ) -> Adapter:
     """
-    Make a model that is not loaded yet out of what the user gave.
+    Make a model that is not loaded yet out of a function, or a model's class or instance.
 
-    Args:
-        given: A predict function, or a `ManagedModel` or `Model` class or instance.
-        args: For ``init_model``, or for the `Model` class; not used for a function.
-        kwargs: Likewise.
-
-    Returns:
-        The adapter, which can be pickled if ``given`` can, and whose ``str()`` names it.
+    The adapter can be pickled if ``given`` can, and its ``str()`` names it.
 
     Raises:
         ConfigurationError: It is none of these.
@@ -167,14 +161,7 @@ class Adapter(Model):
         self, cost: Callable[[Any], Any] | None, limits: CostLimits | None
     ) -> ItemCost | None:
         """
-        Limit the cost of its calls.
-
-        Args:
-            cost: Takes an item and returns its cost; None for that of a `Model` class.
-            limits: The largest call; None for no limit.
-
-        Returns:
-            What computes the cost of items; None without a limit.
+        Limit the cost of its calls; return what computes the cost of items, None without a limit.
 
         Raises:
             ConfigurationError: One of the two is missing, or the cost is no function.
@@ -256,17 +243,9 @@ def timed_outputs(
     runner: Runner, items: list[Any], *, alone: bool, collated: Collated | None = None
 ) -> tuple[list[Any], CallTime | None]:
     """
-    Run a batch.
+    Run a batch; return its outputs, as `Runner.outputs` does, and the average of its calls.
 
-    Args:
-        runner: Of the model.
-        items: Of all requests of the batch.
-        alone: Whether they are of one request.
-        collated: The first call, if that is collated already.
-
-    Returns:
-        The outputs, as `Runner.outputs` returns them; and of its calls the average, None where
-        they have no cost, or some of them were made because others failed.
+    That is None where calls have no cost, or some were made because others failed.
     """
     timings, counts = list[Timing](), Counts()
     outputs = runner.outputs(items, alone=alone, timings=timings, counts=counts, collated=collated)
@@ -309,10 +288,6 @@ def device_names(cuda_devices: Iterable[int | str] | int | str | None) -> list[s
 def process_environment(device: str | None, workers: int) -> dict[str, str]:
     """
     Return the variables of a worker process: its share of the cores, and its GPU.
-
-    Args:
-        device: As `device_names` returned it; None for no choice.
-        workers: How many worker processes share the cores.
 
     Raises:
         ConfigurationError: There is no such GPU.

@@ -25,10 +25,8 @@ def end_with_parent(parent: int) -> None:
     """
     Have this process killed when its parent ends; on Linux, which alone can do it.
 
-    Linux means the thread that started us, so that should be the parent's main thread.
-
-    Args:
-        parent: The parent's process id, as the parent itself knows it.
+    Linux means the thread that started us, so that should be the parent's main thread.  `parent` is
+    its process id, as the parent itself knows it.
     """
     if sys.platform != "linux":
         return

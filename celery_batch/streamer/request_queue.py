@@ -60,34 +60,17 @@ _SHORT = 0.00001
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """
-    A worker's place at the queue.
+    """A worker's place at the queue."""
 
-    Args:
-        condition: Notified when it should ask again.
-        room: How many batches it may have at a time: one runs, others wait behind it.
-        out: Those it has, the one that runs first.
-        is_retired: It takes no more; its worker has ended.
-        is_warm: Its worker has run a batch: the first one may be slow.
-    """
-
-    condition: threading.Condition
-    room: int = 1
-    out: deque[Requests] = field(default_factory=deque)
-    is_retired: bool = False
-    is_warm: bool = False
+    condition: threading.Condition  # notified when it should ask again
+    room: int = 1  # how many batches it may have at a time: one runs, others wait behind it
+    out: deque[Requests] = field(default_factory=deque)  # those it has, the one that runs first
+    is_retired: bool = False  # it takes no more; its worker has ended
+    is_warm: bool = False  # its worker has run a batch: the first one may be slow
 
 
 class RequestQueue:
-    """
-    The queue in front of a streamer's workers, which is counted and can be closed.
-
-    Args:
-        policy: When a batch leaves.
-        answer_lock: Of the streamer's answers.
-        most: Items that may wait; None for any number.
-        by_key: Whether only requests with equal keys share a batch.
-    """
+    """The queue in front of a streamer's workers, which is counted and can be closed."""
 
     def __init__(
         self,
@@ -143,10 +126,6 @@ class RequestQueue:
         """
         Put requests in the queue, all of them or none.
 
-        Args:
-            answers: One for each, with its items.
-            rows: How many items they have together.
-
         Raises:
             QueueFull: There is no room for all of their items.
             BatchError: The streamer is closed, or its model could not be loaded.
@@ -177,15 +156,7 @@ class RequestQueue:
             sleep(_SHORT)
 
     def take(self, slot: Slot) -> Requests | None:
-        """
-        Wait for a batch.
-
-        Args:
-            slot: Of the worker that asks, and has the batch from here on.
-
-        Returns:
-            The batch; None if there will not be another.
-        """
+        """Wait for a batch; None if there will not be another."""
         with self._lock:
             while self._closed is None and (slot.out or not slot.is_retired):
                 seconds = None
@@ -255,9 +226,7 @@ class RequestQueue:
         """
         Retire a worker that died, and run its requests again.
 
-        Args:
-            slot: The worker's.
-            has_run: The first of its batches was running; the others waited behind it.
+        If it `has_run`, the first of its batches was running, and the others waited behind it.
         """
         with self._lock:
             self.retire(slot)
@@ -284,12 +253,7 @@ class RequestQueue:
             slot.condition.notify()
 
     def drain(self, error: BatchError) -> None:
-        """
-        Close when all requests in the queue, and all that were taken, have their answers.
-
-        Args:
-            error: As for `close`.
-        """
+        """Close when all requests in the queue, and all that were taken, have their answers."""
         with self._lock:
             self._draining = error
             self._batcher.drain()
@@ -297,12 +261,7 @@ class RequestQueue:
         self._close_when_through()
 
     def suspend(self, error: BatchError) -> None:
-        """
-        Fail the requests that wait, and refuse others until `resume`.
-
-        Args:
-            error: What they fail with.
-        """
+        """Fail the requests that wait, and refuse others until `resume`."""
         with self._lock:
             self._suspended = error
             left = self._clear()
@@ -314,12 +273,7 @@ class RequestQueue:
         self._suspended = None
 
     def close(self, error: BatchError) -> None:
-        """
-        Take no more requests, and fail those that wait.
-
-        Args:
-            error: What they, and all later ones, fail with.
-        """
+        """Take no more requests, and fail those that wait."""
         with self._lock:
             is_first, self._closed = self._closed is None, self._closed or error
             left = self._clear()
@@ -440,12 +394,7 @@ class RequestQueue:
             self._batcher.restart_linger(now)
 
     def _wake(self) -> bool:
-        """
-        Have a slot ask for a batch, under the lock: preferably an idle one.
-
-        Returns:
-            Whether it is idle.
-        """
+        """Have a slot ask for a batch, preferably an idle one; return whether it is idle."""
         for slot in self._sleepers:
             if not slot.out and not slot.is_retired:
                 slot.condition.notify()

@@ -26,9 +26,7 @@ class HookedName(str):
     """
     A process's name, with a call that the process makes where the name is unpickled.
 
-    Args:
-        name: The name.
-        call: Without arguments; made before the main module is imported, and once more after.
+    The call is made before the main module is imported, and once more after.
     """
 
     __slots__ = ("call",)

@@ -87,20 +87,12 @@ UNGUARDED = 64
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """
-    What a worker process has to know.
+    """What a worker process has to know."""
 
-    Args:
-        env: Its environment beside that of its parent.
-        device: What the model calls its device.
-        is_pinned: Whether the device was chosen by the user.
-        size: Most items in one call of the model.
-    """
-
-    env: dict[str, str]
-    device: str
-    is_pinned: bool
-    size: int
+    env: dict[str, str]  # its environment beside that of its parent
+    device: str  # what the model calls its device
+    is_pinned: bool  # whether the device was chosen by the user
+    size: int  # most items in one call of the model
 
 
 _is_arriving = False

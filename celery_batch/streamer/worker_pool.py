@@ -58,13 +58,7 @@ _NAME = "celery_batch-streamer-"
 
 
 class _Replies:
-    """
-    A pipe from a process, which ends with the process.
-
-    Args:
-        pipe: A fork of the process may hold its other end open.
-        sentinel: Of the process.
-    """
+    """A pipe from a process, which ends with the process: a fork may hold its other end open."""
 
     def __init__(self, pipe: Any, sentinel: int) -> None:
         self._pipe = pipe
@@ -85,15 +79,7 @@ class _Replies:
 
 
 class WorkerProcess:
-    """
-    A process with one model, and the pipes to and from it.
-
-    Args:
-        name: Its name.
-        given: The model, pickled unless processes are forked.
-        plan: Of the process.
-        method: How it is started: spawn, forkserver or fork.
-    """
+    """A process with one model, and the pipes to and from it."""
 
     def __init__(self, name: str, given: Adapter | bytes, plan: Plan, method: str) -> None:
         context: Any = multiprocessing.get_context(method)
@@ -182,15 +168,7 @@ os.register_at_fork(after_in_child=_disown)
 
 
 class ProcessPool:
-    """
-    The worker processes of a streamer.
-
-    Args:
-        request_queue: Where they take their batches.
-        given: The model, pickled unless processes are forked.
-        plans: One for each process.
-        method: How they are started.
-    """
+    """The worker processes of a streamer."""
 
     def __init__(
         self,

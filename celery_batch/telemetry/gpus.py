@@ -134,12 +134,7 @@ class _Machine:
         return [*map(str, range(len(self._gpus)))] if visible is None else visible_entries(visible)
 
     def handle(self, name: str) -> Any:
-        """
-        Return NVML's handle of a GPU.
-
-        Args:
-            name: A number or an id, as in ``CUDA_VISIBLE_DEVICES``.
-        """
+        """Return NVML's handle of a GPU by its number or id, as in ``CUDA_VISIBLE_DEVICES``."""
         if name.startswith("GPU-"):
             name = next((full for full in self._ids if full.startswith(name)), name)
         if name.startswith(("GPU-", "MIG-")):

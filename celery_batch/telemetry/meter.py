@@ -115,14 +115,7 @@ class DeviceIdle:
         self._ended: dict[int, float] = {}
 
     def ran(self, pid: int, began: float, ended: float) -> None:
-        """
-        Record that a process ran a model call.
-
-        Args:
-            pid: The process.
-            began: On the monotonic clock.
-            ended: On the monotonic clock.
-        """
+        """Record that a process ran a model call."""
         self._busy += self._since_last_end(pid, began, ended)
         self._ended[pid] = max(ended, self._ended.get(pid, ended))
 
@@ -130,10 +123,8 @@ class DeviceIdle:
         """
         Return how long processes have been idle; the number never decreases.
 
-        Args:
-            now: On the monotonic clock.
-            busy: The processes that have a batch now, and since when.
-            processes: How many processes there are; an added one counts from the last call.
+        `busy` has the processes with a batch now, and since when.  An added process counts from the
+        last call.
         """
         self._total += processes * (now - self._updated)
         self._updated = now

@@ -18,12 +18,7 @@ __all__ = ["BatchSpan"]
 
 
 class BatchSpan:
-    """
-    The span of one batch; it does nothing in a process without tracing.
-
-    Args:
-        task_name: The batch task.
-    """
+    """The span of one batch; it does nothing in a process without tracing."""
 
     def __init__(self, task_name: str) -> None:
         self._task_name = task_name
@@ -43,21 +38,12 @@ class BatchSpan:
         """
         Set the span's attributes.
 
-        Args:
-            reason: Why the batch left.
-            worker: The worker's name.
-            arrived: When its requests arrived in the worker, on the monotonic clock, as far as
-                known; used only while tracing.
+        The times are on the monotonic clock, as far as known, and used only while tracing.
         """
         self._reason, self._worker, self._arrived = reason, worker, arrived
 
     def around_model(self, size: int) -> AbstractContextManager[None]:
-        """
-        Make the batch's span current, so that spans of the model's libraries are its children.
-
-        Args:
-            size: Items in the batch.
-        """
+        """Make the batch's span the parent of spans of the model's libraries."""
         return nullcontext() if self._trace is None else self._current(size)
 
     @contextmanager

@@ -141,18 +141,7 @@ def families(
     depths: Mapping[str, int],
     labels: Mapping[str, str],
 ) -> Iterator[Metric]:
-    """
-    Yield a worker's metrics.
-
-    Args:
-        counted: The counts by task; not changed meanwhile.
-        tasks: The state of the tasks to show.
-        idle: Seconds for which pool processes ran no model.
-        processes: The number of pool processes.
-        refused: Messages that were refused.
-        depths: How many messages wait in the broker, by queue, as far as is known.
-        labels: Labels of the worker.
-    """
+    """Yield a worker's metrics; the counts, by task, do not change meanwhile."""
     tallies = {name: counted.get(name) or Tally() for name in tasks}
     for name, (text, of) in _HISTOGRAMS.items():
         yield _histogram(name, text, {task: of(tally) for task, tally in tallies.items()})

@@ -36,18 +36,11 @@ class RequestEnd(StrEnum):
 
 
 class Reuse(NamedTuple):
-    """
-    Rows of a batch that the model need not compute, and those that it had to.
+    """Rows of a batch that the model need not compute, and those that it had to."""
 
-    Args:
-        hits: Rows with a cached answer.
-        misses: Rows that ran, where there is a cache.
-        duplicates: Rows that got the output of an equal one in the batch.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    duplicates: int = 0
+    hits: int = 0  # rows with a cached answer
+    misses: int = 0  # rows that ran, where there is a cache
+    duplicates: int = 0  # rows that got the output of an equal one in the batch
 
 
 #: Of a batch whose task reuses no answers.
@@ -55,35 +48,29 @@ NO_REUSE = Reuse()
 
 
 class Work(NamedTuple):
-    """
-    The model calls of a batch.
-
-    Args:
-        calls: The number of calls.
-        began: When the first began, on the monotonic clock; None if there was none.
-        ended: When the last ended, on the monotonic clock.
-        seconds: How long all calls took together.
-        isolated: Items that made their batch fail, and failed alone.
-        out_of_memory: Calls that ran out of memory.
-        cost: The sum of what all rows cost, where that is limited.
-        padded_cost: What all calls cost, with their padding.
-        reuse: How many rows did not run, and why.
-        padding_rows: Rows that filled calls up to fixed sizes.
-        rows: The number of rows in all calls.
-        collating: How long rows were collated on a thread beside that of the calls.
-    """
+    """The model calls of a batch."""
 
     calls: int = 0
+    #: When the first began, on the monotonic clock; None if there was none.
     began: float | None = None
+    #: When the last ended, on the monotonic clock.
     ended: float | None = None
+    #: How long all calls took together.
     seconds: float = 0.0
+    #: Items that made their batch fail, and failed alone.
     isolated: int = 0
+    #: Calls that ran out of memory.
     out_of_memory: int = 0
+    #: The sum of what all rows cost, where that is limited.
     cost: float = 0.0
+    #: What all calls cost, with their padding.
     padded_cost: float = 0.0
+    #: How many rows did not run, and why.
     reuse: Reuse = NO_REUSE
+    #: Rows that filled calls up to fixed sizes.
     padding_rows: int = 0
     rows: int = 0
+    #: How long rows were collated on a thread beside that of the calls.
     collating: float = 0.0
 
 
@@ -93,38 +80,32 @@ NO_WORK = Work()
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """
-    One batch that has ended.
-
-    Args:
-        task: The batch task's name.
-        requests: The number of requests.
-        rows: The number of their rows.
-        most: The most rows the batch could have had: ``max_batch_size``.
-        most_cost: The most that one of its model calls could have cost; infinite for any.
-        reason: Why it left.
-        end: How it ended.
-        outcomes: How many requests had each outcome.
-        waits: Seconds each request waited for the model, from its arrival in the worker;
-            empty if the model was not called.
-        work: Its model calls.
-        poison: Requests that took processes down.
-        pid: The pool process that ran it.
-        taken: When the process accepted it, and when it ended, on the monotonic clock.
-    """
+    """One batch that has ended."""
 
     task: str
     requests: int
+    #: The number of their rows.
     rows: int
+    #: The most rows the batch could have had: ``max_batch_size``.
     most: int
+    #: Why it left.
     reason: str
+    #: How it ended.
     end: End
+    #: How many requests had each outcome.
     outcomes: Mapping[RequestEnd, int]
+    #: Seconds each request waited for the model, from its arrival in the worker; empty if the model
+    #: was not called.
     waits: Sequence[float] = ()
+    #: Its model calls.
     work: Work = NO_WORK
+    #: Requests that took processes down.
     poison: int = 0
+    #: The pool process that ran it.
     pid: int | None = None
+    #: When the process accepted it, and when it ended, on the monotonic clock.
     taken: tuple[float, float] | None = None
+    #: The most that one of its model calls could have cost; infinite for any.
     most_cost: float = math.inf
 
     @property

@@ -26,26 +26,14 @@ _SHORTEST = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """
-    The runs of batches of one size.
+    """The runs of batches of one size."""
 
-    Args:
-        size: Items in each.
-        seconds: The time of each run, shortest first, at least one.
-        memory: Most bytes of the device's memory in use meanwhile; None if unknown.
-    """
-
-    size: int
-    seconds: tuple[float, ...]
-    memory: int | None = None
+    size: int  # items in each
+    seconds: tuple[float, ...]  # the time of each run, shortest first, at least one
+    memory: int | None = None  # most bytes of the device's memory in use meanwhile; None if unknown
 
     def quantile(self, share: float) -> float:
-        """
-        Return a quantile of the seconds, interpolated.
-
-        Args:
-            share: From 0 for the shortest to 1 for the longest.
-        """
+        """Return a quantile of the seconds, interpolated."""
         return _quantile(self.seconds, share)
 
     @property
@@ -56,29 +44,16 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class CostLine:
-    """
-    How long batches take as a function of their cost: a + b * cost.
+    """How long batches take as a function of their cost: a + b * cost."""
 
-    Args:
-        a: Seconds of each batch.
-        b: Seconds of each unit of cost.
-        ratios: What each run took, as a multiple of that, lowest first.
-        highest: The highest cost that was measured.
-    """
-
-    a: float
-    b: float
-    ratios: tuple[float, ...]
-    highest: float
+    a: float  # seconds of each batch
+    b: float  # seconds of each unit of cost
+    ratios: tuple[float, ...]  # what each run took, as a multiple of that, lowest first
+    highest: float  # the highest cost that was measured
 
     @classmethod
     def fit(cls, runs: Iterable[tuple[float, float]]) -> CostLine:
-        """
-        Return the line with the least relative error.
-
-        Args:
-            runs: The cost and the seconds of each, at least one.
-        """
+        """Return the line with the least relative error."""
         runs = [(cost, max(seconds, _SHORTEST)) for cost, seconds in runs]
         weights = [seconds**-2 for _, seconds in runs]
         mean_cost = fmean([cost for cost, _ in runs], weights)
@@ -98,20 +73,12 @@ class CostLine:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """
-    How long a model's batches take.
+    """How long a model's batches take."""
 
-    Args:
-        points: By size, smallest first, at least one.
-        cap: Why no larger batch was measured.
-        overhead: Seconds that sending a request and its result take.
-        line: The same by cost, where batches are limited by it.
-    """
-
-    points: tuple[Point, ...]
-    cap: str = ""
-    overhead: float = 0.0
-    line: CostLine | None = None
+    points: tuple[Point, ...]  # by size, smallest first, at least one
+    cap: str = ""  # why no larger batch was measured
+    overhead: float = 0.0  # seconds that sending a request and its result take
+    line: CostLine | None = None  # the same by cost, where batches are limited by it
 
     @property
     def sizes(self) -> list[int]:
@@ -127,12 +94,9 @@ class Curve:
 
     def seconds(self, size: int, share: float = MEDIAN) -> float:
         """
-        Return the time of a batch of any size.
+        Return a quantile of the time of a batch of any size.
 
-        Args:
-            size: Items in it, at least 1; interpolated between two measured sizes, and
-                beyond the ends proportional to the nearest.
-            share: The quantile, as for `Point.quantile`.
+        It is interpolated between two measured sizes, and proportional to the nearest beyond them.
         """
         at = bisect_left(self.points, size, key=lambda point: point.size)
         if at == len(self.points):

@@ -72,13 +72,7 @@ def arrivals(rate: float, duration: float, seed: int) -> list[float]:
     """
     Return the times of independent requests, as those of many users, in order.
 
-    Args:
-        rate: Requests a second.
-        duration: Seconds in which they come.
-        seed: The same times come with the same number.
-
-    Returns:
-        Seconds from the beginning; as many as the rate says, at least one.
+    They are seconds from the beginning, and the same with the same seed.
     """
     chance = random.Random(seed)  # noqa: S311 (no secret)
     count = max(1, round(rate * duration))
@@ -87,34 +81,24 @@ def arrivals(rate: float, duration: float, seed: int) -> list[float]:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """
-    Return the least number that a share of all numbers do not exceed.
-
-    Args:
-        ordered: The numbers, ascending, at least one.
-        share: From 0 to 1.
-    """
+    """Return the least number that a share of all numbers do not exceed."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 class Outcome(NamedTuple):
-    """
-    What became of one request.
+    """What became of one request."""
 
-    Args:
-        due: When it was to be sent, in seconds from the beginning.
-        sent: When the broker had it; None if it was refused or not sent in time.
-        ended: When its answer or its error came; at the timeout without either.
-        error: The kind of its error, empty for an answer.
-        message: What the error says.
-        batch_size: Rows in the model call that computed the answer; None or 0 where there is none.
-    """
-
+    #: When it was to be sent, in seconds from the beginning.
     due: float
+    #: When the broker had it; None if it was refused or not sent in time.
     sent: float | None
+    #: When its answer or its error came; at the timeout without either.
     ended: float
+    #: The kind of its error, empty for an answer.
     error: str = ""
+    #: What the error says.
     message: str = ""
+    #: Rows in the model call that computed the answer; None or 0 where there is none.
     batch_size: int | None = None
 
 
@@ -125,52 +109,37 @@ class LoadResult:
 
     Latencies are those of answers and timeouts; a request that timed out counts with the timeout,
     so a value that reaches it means at least that.
-
-    Args:
-        rate: Requests a second that were offered.
-        duration: Seconds in which they were offered.
-        requests: How many these are.
-        send_delay: The 99th percentile of the time until the broker had a request; None if it
-            got none.
-        answered: How many were answered without an error.
-        achieved_rate: Answers a second, until the last one.
-        errors: The others by the kind of their error.
-        messages: What the first error of each kind says.
-        p50: The median latency; None if nothing was answered and nothing has timed out.
-        p90: The 90th percentile.
-        p99: The 99th percentile.
-        max: The longest latency.
-        batch_size: Mean rows of the batches that the answers were computed in; None if no worker
-            said so.
     """
 
+    #: Requests a second that were offered.
     rate: float
+    #: Seconds in which they were offered.
     duration: float
+    #: How many these are.
     requests: int
+    #: The 99th percentile of the time until the broker had a request; None if it got none.
     send_delay: float | None
+    #: How many were answered without an error.
     answered: int
+    #: Answers a second, until the last one.
     achieved_rate: float
+    #: The others by the kind of their error.
     errors: dict[str, int] = field(default_factory=dict)
+    #: What the first error of each kind says.
     messages: dict[str, str] = field(default_factory=dict)
+    #: The median latency; None if nothing was answered and nothing has timed out.
     p50: float | None = None
     p90: float | None = None
     p99: float | None = None
     max: float | None = None
+    #: Mean rows of the batches that the answers were computed in; None if no worker said so.
     batch_size: float | None = None
 
 
 def load_result(
     rate: float, duration: float, timeout: float, outcomes: Sequence[Outcome]
 ) -> LoadResult:
-    """
-    Return what the requests of one rate have shown.
-
-    Args:
-        rate: Requests a second that were offered.
-        duration: Seconds in which they were offered.
-        timeout: Seconds after which a request without an answer has failed.
-        outcomes: Of all requests, at least one.
-    """
+    """Return what the requests of one rate have shown."""
     answers = [outcome for outcome in outcomes if not outcome.error]
     failed = [outcome for outcome in outcomes if outcome.error]
     messages: dict[str, str] = {}
@@ -214,9 +183,6 @@ def mean_batch_size(sizes: Sequence[int | None]) -> float | None:
     Return the mean rows of batches, of which each request says its own.
 
     A batch of 10 is named by ten requests: so each counts for a part of its batch.
-
-    Args:
-        sizes: The rows of each request's batch; None or 0 where there was none.
     """
     known = [size for size in sizes if size]
     return len(known) / sum(1 / size for size in known) if known else None

@@ -41,49 +41,30 @@ _MOST_ROUNDS = 250
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """
-    One run of a batch.
+    """One run of a batch."""
 
-    Args:
-        seconds: How long it took.
-        memory: Most bytes of the device's memory in use meanwhile; None if unknown.
-        cost: Of the batch with its padding; None where cost does not count.
-    """
-
-    seconds: float
-    memory: int | None = None
-    cost: float | None = None
+    seconds: float  # how long it took
+    memory: int | None = None  # most bytes of the device's memory in use meanwhile; None if unknown
+    cost: float | None = None  # of the batch with its padding; None where cost does not count
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """
-    What to measure.
+    """What to measure."""
 
-    Args:
-        sizes: Items in a batch, smallest first.
-        seconds: How long each size is measured, about.
-        longest: No larger sizes are measured after a batch that takes this many seconds.
-        asked_for: The user chose the sizes: only memory ends the measurement before the last.
-    """
-
+    #: Items in a batch, smallest first.
     sizes: Sequence[int]
+    #: How long each size is measured, about.
     seconds: float = 2.0
+    #: No larger sizes are measured after a batch that takes this many seconds.
     longest: float = math.inf
+    #: The user chose the sizes: only memory ends the measurement before the last.
     asked_for: bool = False
 
 
 def measure(run: Callable[[int], Run], plan: Plan, report: Callable[[str], None]) -> Curve:
     """
-    Measure how long batches take.
-
-    Args:
-        run: Runs a batch of this many items once.
-        plan: What to measure.
-        report: Called with the progress.
-
-    Returns:
-        All runs, without the first of each size.
+    Measure how long batches take; the first run of each size does not count.
 
     Raises:
         OutOfMemory: From `run`, which may raise it, if the smallest size does not fit.

@@ -58,40 +58,23 @@ MOST_MESSAGES = 10_000.0
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """
-    Settings, and their simulated effect.
-
-    Args:
-        policy: The settings.
-        max_rate: Most requests a second within the target.
-        capacity: Most requests a second.
-        forecast: At the expected rate.
-        meets: Whether the target is met at that rate.
-    """
+    """Settings, and their simulated effect."""
 
     policy: BatchPolicy
-    max_rate: float
-    capacity: float
-    forecast: Forecast
-    meets: bool
+    max_rate: float  # most requests a second within the target
+    capacity: float  # most requests a second
+    forecast: Forecast  # at the expected rate
+    meets: bool  # whether the target is met at that rate
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """
-    The settings to use, and others that were tried.
+    """The settings to use, and others that were tried."""
 
-    Args:
-        latency: The target for 99 of 100 requests, in seconds.
-        rate: The expected requests a second in one process.
-        chosen: The settings to use.
-        sizes: Each size with the default waits.
-    """
-
-    latency: float
-    rate: float
+    latency: float  # the target for 99 of 100 requests, in seconds
+    rate: float  # the expected requests a second in one process
     chosen: Trial
-    sizes: tuple[Trial, ...]
+    sizes: tuple[Trial, ...]  # each size with the default waits
 
 
 def propose(
@@ -105,16 +88,9 @@ def propose(
     max_item_cost: float | None = None,
 ) -> Proposal:
     """
-    Choose settings for a model.
+    Choose settings for a model, for most of what one process can answer unless given a rate.
 
-    Args:
-        curve: How long its batches take.
-        latency: Seconds in which 99 of 100 requests are to have their results.
-        rate: Requests a second for one process; most of what it can answer unless given.
-        report: Called with the progress.
-        base: The task's policy, if its batches are limited by cost.
-        load: Returns the requests to simulate at a rate.
-        max_item_cost: The highest cost of an item that the task takes; None if unlimited.
+    `base` is the task's policy, if its batches are limited by cost.
     """
     max_rates, capacities = {}, {}
     for policy in _limited(curve, min(_MAX_WAIT, latency), base, load, max_item_cost):
@@ -169,13 +145,7 @@ def _capacity(policy: BatchPolicy, curve: Curve, load: Loads) -> float:
 
 
 def candidates(policy: BatchPolicy, latency: float) -> Iterator[BatchPolicy]:
-    """
-    Yield a policy, and others of its size with other waits and windows.
-
-    Args:
-        policy: With the default waits.
-        latency: The target, in seconds.
-    """
+    """Yield a policy, and others of its size with other waits and windows."""
     yield policy
     yield replace(policy, max_wait=0.0)
     for part in _PARTS:
@@ -186,15 +156,7 @@ def candidates(policy: BatchPolicy, latency: float) -> Iterator[BatchPolicy]:
 
 
 def max_rate(policy: BatchPolicy, curve: Curve, latency: float, load: Loads = Load.at) -> float:
-    """
-    Return the highest rate of requests at which a policy meets a target; 0 if at none.
-
-    Args:
-        policy: The settings.
-        curve: How long batches take.
-        latency: The target for 99 of 100 requests, in seconds.
-        load: Returns the requests at a rate.
-    """
+    """Return the highest rate of requests at which a policy meets a target; 0 if at none."""
     if curve.seconds(1, _NEARLY_ALL) + curve.overhead > latency:
         return 0.0  # too slow even without waiting
     high = _capacity(policy, curve, load)

@@ -36,32 +36,21 @@ _TICK = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """
-    Requests to simulate.
+    """Requests to simulate."""
 
-    Args:
-        arrivals: Their times in seconds, in order, at least one.
-        quantiles: From 0 to 1, how slow each batch is among those of its size, in order; as
-            many as there are arrivals.
-        costs: What each costs; none where cost does not count.
-        rows: How many rows each has; none if each has one.
-    """
-
+    #: Their times in seconds, in order, at least one.
     arrivals: tuple[float, ...]
+    #: From 0 to 1, how slow each batch is among those of its size, in order; as many as there are
+    #: arrivals.
     quantiles: tuple[float, ...]
+    #: What each costs; none where cost does not count.
     costs: tuple[float, ...] = ()
+    #: How many rows each has; none if each has one.
     rows: tuple[int, ...] = ()
 
     @classmethod
     def at(cls, rate: float, requests: int = _REQUESTS, costs: Sequence[float] = ()) -> Load:
-        """
-        Return requests that arrive independently, as those of many users do.
-
-        Args:
-            rate: Requests a second, on average.
-            requests: How many.
-            costs: What they cost, again and again in turn.
-        """
+        """Return requests that arrive independently, as those of many users do."""
         gaps, quantiles = _draw(requests)
         arrivals = tuple(accumulate(gap / rate for gap in gaps))
         return cls(arrivals, quantiles, tuple(islice(cycle(costs), requests)))
@@ -94,33 +83,17 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """
-    The result of a simulation.
+    """The result of a simulation."""
 
-    Args:
-        p50: The median of the seconds from arrival to result.
-        p99: The 99th percentile.
-        rate: Requests a second.
-        batch_size: On average.
-        busy: Share of the time in which the model ran.
-    """
-
-    p50: float
-    p99: float
-    rate: float
-    batch_size: float
-    busy: float
+    p50: float  # the median of the seconds from arrival to result
+    p99: float  # the 99th percentile
+    rate: float  # requests a second
+    batch_size: float  # on average
+    busy: float  # share of the time in which the model ran
 
 
 def simulate(policy: BatchPolicy, curve: Curve, load: Load) -> Forecast:
-    """
-    Simulate a worker process with one model.
-
-    Args:
-        policy: The worker's.
-        curve: How long its batches take.
-        load: The requests.
-    """
+    """Simulate a worker process with one model."""
     quantiles = iter(load.quantiles)
     runs = run(
         Batcher(policy, CallCost(curve.call_cost)),
@@ -147,14 +120,7 @@ def simulate(policy: BatchPolicy, curve: Curve, load: Load) -> Forecast:
 def run(
     batcher: Batcher[T], requests: Iterable[Request[T]], seconds: Callable[[Batch[T]], float]
 ) -> Iterator[tuple[Batch[T], float, float]]:
-    """
-    Let one process run all requests; yield each batch, its start, and the seconds that it takes.
-
-    Args:
-        batcher: It, or what decides in its place.
-        requests: By arrival, at least one.
-        seconds: How long a batch takes.
-    """
+    """Let one process run all requests; yield each batch, its start and its seconds."""
     waiting = deque(requests)
     now = waiting[0].arrived
     _add_arrived(batcher, waiting, now)

@@ -183,16 +183,9 @@ def send_soon(
     on_abandoned: Callable[[Any], object] | None,
 ) -> Admission:
     """
-    Have a call leave once all coroutines that are ready have had their turn.
+    Have a call leave once all coroutines that are ready have had their turn; see `LoopCall`.
 
-    Args:
-        call: The task, its arguments by position and by name, and options as for `apply_async`.
-        future: Of this loop; see `LoopCall`, as of the others.
-        on_sent: Called when the broker has the message.
-        on_abandoned: Called with the result where the future is done by then.
-
-    Returns:
-        A context to wait in.
+    The returned context is the one to wait in.
 
     Raises:
         QueueFull: There is no room for it.
@@ -253,13 +246,8 @@ async def apply_async(
     """
     Send a call and return its result when the broker has it.
 
-    Args:
-        task: The task that is called.
-        args: Positional arguments, or None.
-        kwargs: Keyword arguments, or None.
-        options: As for `apply_async`.
-        on_abandoned: Called with the result of a call that was cancelled while it was sent.
-            One that is cancelled before is not sent.
+    One that is cancelled before is not sent; `on_abandoned` gets the result of one that is
+    cancelled while it is sent.
 
     Raises:
         QueueFull: There is no room for it; raised at once, and not after other calls' writes.
@@ -280,18 +268,7 @@ async def apply_async(
 
 
 async def aapply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[Any]:
-    """
-    Send one call for each row, beside the event loop; see `apply_many`.
-
-    Args:
-        task: The task that is called.
-        rows: Positional and keyword arguments of each call.
-        options: As for `apply_async`, the same for all.
-
-    Raises:
-        PartlySent: Not all of them could be sent.
-        QueueFull: There is no room for all of them.
-    """
+    """Send one call for each row, beside the event loop; see `apply_many`."""
     loop = asyncio.get_running_loop()
     send = partial(apply_many, task, list(rows), _with_parent(task.app, options))
     # Whether this is a task of a worker is known to this thread alone.
@@ -338,13 +315,8 @@ async def apply_and_wait(
     The coroutine is woken once, and not when the call was sent and again when it has ended;
     and one timer serves for both.  Not for use within a Celery task.
 
-    Args:
-        task: The task that is called.
-        args: Positional arguments.
-        options: As for `apply_async`.
-        deadline: By the monotonic clock.
-        on_abandoned: Called with the result of a call that was cancelled although it was sent,
-            and of one that was sent too late.
+    `on_abandoned` gets the result of a call that was cancelled although it was sent, or was sent
+    too late.
 
     Raises:
         QueueFull: There is no room for it.

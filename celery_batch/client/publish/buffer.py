@@ -97,11 +97,7 @@ class SendBuffer:
 
     def send(self, messages: Iterable[PreparedMessage], producer: Any = None) -> None:
         """
-        Return when all of them are sent.
-
-        Args:
-            messages: To be sent.
-            producer: Celery's, that the caller holds, to write them with at once and alone.
+        Return when all of them are sent; those with a producer are written at once and alone.
 
         Raises:
             TimeoutError: Their deadline is over; see `waiting_until`.
@@ -233,14 +229,7 @@ class BulkWrite:
         self._send_buffer: SendBuffer | None = None
 
     def add(self, message: PreparedMessage, result: Any, send_buffer: SendBuffer) -> None:
-        """
-        Add a call, and write when there are enough of them.
-
-        Args:
-            message: To be sent.
-            result: Of the call.
-            send_buffer: Of the app that sends it.
-        """
+        """Add a call, and write when there are enough of them."""
         if send_buffer is not self._send_buffer:
             self.flush()
             self._send_buffer = send_buffer

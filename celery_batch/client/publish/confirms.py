@@ -29,13 +29,7 @@ _TIMEOUT = 60.0
 
 
 class ConfirmedBulk:
-    """
-    Messages on one channel, which RabbitMQ confirms by their number.
-
-    Args:
-        app: The Celery app.
-        bulk: Is given the results of what was sent, and of what was not.
-    """
+    """Messages on one channel, which RabbitMQ confirms by their number to a `BulkWrite`."""
 
     def __init__(self, app: Any, bulk: BulkWrite) -> None:
         self._bulk = bulk
@@ -68,13 +62,7 @@ class ConfirmedBulk:
         return channel
 
     def send(self, apply: Callable[..., Any], options: Any) -> Any:
-        """
-        Send one call, and wait for confirms when many are outstanding.
-
-        Args:
-            apply: Celery's `apply_async` with the call's arguments.
-            options: The call's options.
-        """
+        """Send one call, and wait for confirms when many are outstanding."""
         # Not again on another connection, where the numbers would begin anew.
         result = apply(**{**options, "producer": self._producer, "retry": False})
         self._count += 1

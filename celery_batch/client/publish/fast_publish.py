@@ -97,16 +97,7 @@ _MOST = 1000
 def expect_result(
     task: Any, options: Mapping[str, Any], task_id: str, listener: Any, frozen: Any = None
 ) -> Any:
-    """
-    Return the result of a call that is about to be sent.
-
-    Args:
-        task: The task that is called.
-        options: As `apply_async` takes them.
-        task_id: The call's id.
-        listener: Receives the result; None if Celery does.
-        frozen: The result, if there is one already.
-    """
+    """Return the result of a call that is about to be sent: `frozen`, if there is one already."""
     if listener is not None and frozen is None and not options.get("task_id"):
         return BatchResult.of_call(task_id, task.app, listener.registry.expect_new(task_id))
     result = task.AsyncResult(task_id) if frozen is None else frozen
@@ -118,14 +109,7 @@ def expect_result(
 
 
 def expect_members(app: Any, tasks: Iterable[Any], frozen: dict[str, Any]) -> Iterator[Any]:
-    """
-    Have the listener receive the results of a group's batch tasks.
-
-    Args:
-        app: The Celery app.
-        tasks: Of each member its signature, its result and the group's id.
-        frozen: Is given the results that are received, by their tasks' ids.
-    """
+    """Have the listener receive the results of a group's batch tasks, and add them to `frozen`."""
     for signature, result, group_id in tasks:
         if isinstance(result, BatchResult) and not signature.subtask_type:
             task = app.tasks.get(signature.task)
@@ -187,13 +171,8 @@ class CallSeries(NamedTuple):
         """
         Make a call, and return its result; None if it has to take Celery's path.
 
-        Args:
-            args: Positional arguments, or None.
-            kwargs: Keyword arguments, or None.
-            bulk: Takes the message until it is written; None to write it at once.
-            own: The options that this series has left to its calls, all of them, and the call's
-                ``task_id`` if it has one.
-            frozen: The result, if there is one already.
+        Without a `bulk` the message is written at once.  `own` has the options that this series has
+        left to its calls, all of them, and the call's ``task_id`` if it has one.
 
         Raises:
             TypeError: The arguments do not fit the task.
@@ -351,12 +330,6 @@ class MessageTemplates:
         Return the template for a call; None if it has none, or none yet.
 
         The first message of a kind takes Celery's path, which also declares its queue.
-
-        Args:
-            task: The task that is called.
-            options: As `apply_async` takes them.
-            expires: By the options or by the task's.
-            reply: Whether the message names our reply channel.
         """
         router = self._app.amqp.router
         if router is not self._router or len(self._known) > _MOST:

@@ -153,14 +153,7 @@ _NUMBERS = frozenset((int, float, bool, type(None)))
 
 
 def fast_repr(value: Any, limit: int | None, levels: int) -> str:
-    """
-    Return what Celery's `saferepr` returns, in an eighth of the time where the value is plain.
-
-    Args:
-        value: A tuple or list of positional, or a dict of keyword arguments.
-        limit: Most characters before it is cut, None for any.
-        levels: How deep it looks.
-    """
+    """Return what Celery's `saferepr` returns, in an eighth of the time for plain values."""
     kind = type(value)
     if kind is tuple or kind is list:
         parts = [
@@ -212,14 +205,7 @@ _LONGEST_EXPIRY = 2**32 / 1000 - 1
 
 
 def expiry_of(app: Any, settings: PublishSettings, expires: Any) -> Fields | None:
-    """
-    Return the fields of a message's expiry; None if that is left to Celery.
-
-    Args:
-        app: The Celery app.
-        settings: Its settings.
-        expires: Seconds from now, a `datetime`, or one as a text; None for never.
-    """
+    """Return the fields of a message's expiry; None if that is left to Celery."""
     if expires is None:
         return {}
     if type(expires) in (int, float):
@@ -393,15 +379,7 @@ class RedisProbe(Probe, RedisProducer):
 
 
 def send_probe(task: Any, options: dict[str, Any], probe: Probe, form: Form) -> None:
-    """
-    Have Celery send a call whose options are placeholders.
-
-    Args:
-        task: The task that is called.
-        options: The options of all the calls, the task's own among them.
-        probe: Keeps the message.
-        form: Which parts the message has.
-    """
+    """Have Celery send a call whose options are placeholders."""
     headers: dict[str, str | bool | None] = {PLACEHOLDER + "headers": None} if form.headers else {}
     if form.sent:
         headers[SENT] = PLACEHOLDER + "sent"

@@ -106,12 +106,6 @@ class Publisher(PerProcess):
         """
         Send one call on the fast path; None if it has to take Celery's.
 
-        Args:
-            task: The task that is called.
-            args: Positional arguments, or None.
-            kwargs: Keyword arguments, or None.
-            options: As `apply_async` takes them.
-
         Raises:
             TypeError: The arguments do not fit the task.
             OperationalError: The broker could not be reached, or refused the message.
@@ -129,11 +123,7 @@ class Publisher(PerProcess):
         """
         Return a way to make many calls on the fast path; None if there is none, or none yet.
 
-        Args:
-            task: The task that is called.
-            options: As `apply_async` takes them, the same for all.
-            own: Those of ``expires`` and ``headers`` that each call has of its own, all of
-                them or none.
+        `own` names those of ``expires`` and ``headers`` that each call has of its own.
         """
         if type(task).apply_async is not ClientMethods.apply_async or "apply_async" in vars(task):
             return None
@@ -192,16 +182,7 @@ class Publisher(PerProcess):
     def send_as_celery_does(
         self, task: Any, apply: Callable[..., Any], args: Any, kwargs: Any, options: dict[str, Any]
     ) -> Any:
-        """
-        Send one call on Celery's path, and have our listener receive its result if it can.
-
-        Args:
-            task: The task that is called.
-            apply: Celery's `apply_async`.
-            args: Positional arguments, or None.
-            kwargs: Keyword arguments, or None.
-            options: As `apply_async` takes them.
-        """
+        """Send one call on Celery's path, and have our listener receive its result if it can."""
         bulk = current_bulk(task, options)
         headers = options.get("headers") or {}
         if says_when(task, headers):

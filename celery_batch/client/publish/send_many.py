@@ -61,11 +61,6 @@ def apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[
     """
     Send one call for each row.
 
-    Args:
-        task: The task that is called.
-        rows: Positional and keyword arguments of each call.
-        options: As for `apply_async`, the same for all.
-
     Raises:
         PartlySent: Not all of them could be sent.
         QueueFull: There is no room for all of them.
@@ -127,11 +122,6 @@ def apply_chunks(task: Any, chunks: Iterable[Any], options: dict[str, Any]) -> l
     """
     Send some chunks; where ``max_queue`` is set, each is admitted by itself.
 
-    Args:
-        task: The task that is called.
-        chunks: The columns of each.
-        options: As for `apply_async`, the same for all.
-
     Raises:
         PartlySent: Not all of them could be sent.
     """
@@ -159,13 +149,7 @@ def _bulk(results: list[Any]) -> Iterator[BulkWrite]:
 
 
 def partly_sent(places: dict[int, Any], error: Exception) -> PartlySent:
-    """
-    Return the error that says which of many calls were sent.
-
-    Args:
-        places: Results of the calls that were surely sent, by their places among all calls.
-        error: Why the others were not.
-    """
+    """Return the error that says which of many calls were surely sent, by their places."""
     sent = list(places.values())
     return PartlySent(f"only {len(sent)} calls were surely sent: {error}", sent, places)
 
@@ -179,12 +163,6 @@ def send_group(app: Any, tasks: Iterable[Any], producer: Any, apply: Apply) -> I
     Send a group's members, a thousand in one write, and return their results.
 
     Members that a generator makes are sent as they are made.
-
-    Args:
-        app: The Celery app.
-        tasks: Of each member its signature, its result and the group's id.
-        producer: With which each member is sent alone; None for one of the app's.
-        apply: Celery's own way to send them.
 
     Raises:
         QueueFull: There is no room for all of them.

@@ -65,10 +65,6 @@ class Transport:
         """
         Send messages, and mark those that are sent.
 
-        Args:
-            messages: To be sent.
-            producer: Celery's, to send them with; one of the app's unless given.
-
         Raises:
             OperationalError: The broker could not be reached, or refused them.
             TimeoutError: It has not taken them by the last of their deadlines.

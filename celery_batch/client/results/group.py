@@ -26,19 +26,7 @@ class BatchGroup(GroupResult):  # type: ignore[misc]
         on_message: Any = None,
         on_interval: Any = None,
     ) -> Iterator[tuple[str, Any]]:
-        """
-        Return the members' ids and meta data as they come; see Celery.
-
-        Args:
-            timeout: Most seconds to wait for all of them.
-            interval: Celery's, for members that the listener does not receive.
-            no_ack: Likewise.
-            on_message: Called with each message; if given, all is done in Celery's way.
-            on_interval: Called about once a second.
-
-        Raises:
-            TimeoutError: Celery's; they have not all ended by then.
-        """
+        """Return the members' ids and meta data as they come; see Celery."""
         if on_message or not self._is_received():
             return super().iter_native(  # type: ignore[no-any-return]
                 timeout, interval, no_ack, on_message, on_interval

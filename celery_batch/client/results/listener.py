@@ -74,12 +74,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 
 class ResultReader:
-    """
-    Where an app's results are stored.
-
-    Args:
-        backend: Celery's result backend, on Redis; its settings are used, not its connections.
-    """
+    """Where an app's results are stored, on Redis; it has connections of its own."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -169,13 +164,7 @@ class Subscription:
 
 
 class StorePoller:
-    """
-    Polls the store for results that are awaited and of which no notification has come.
-
-    Args:
-        registry: The pending results.
-        store: Where results are stored.
-    """
+    """Polls the store for results that are awaited and of which no notification has come."""
 
     def __init__(self, registry: PendingResults, store: ResultReader) -> None:
         self._registry = registry
@@ -375,10 +364,6 @@ def listener_for(app: Any, timeout: float = TIMEOUT) -> Listener | None:
     Return the app's listener in this process, started by the first call.
 
     Its subscription has been confirmed, so notifications of what is sent from now on arrive.
-
-    Args:
-        app: The Celery app.
-        timeout: Most seconds to wait for the confirmation.
 
     Returns:
         None where results go Celery's own way: on other backends than Redis, with

@@ -268,13 +268,7 @@ class PendingResults(PerProcess):
         self._removed.append((pending, callback))
 
     def deliver(self, values: Iterable[tuple[str, bytes]], facts: bytes = b"") -> None:
-        """
-        Take in the stored values of tasks that have ended, and call their callbacks.
-
-        Args:
-            values: Ids and values.
-            facts: Of the batch that they come from; empty if there are none.
-        """
+        """Take in the stored values of tasks that have ended, and call their callbacks."""
         callbacks: list[Callback] = []
         with self._lock:
             self._remove_all()

@@ -43,9 +43,6 @@ class Poller(PerProcess):
         """
         Have a function called soon, and again until it returns True.
 
-        Args:
-            poll: Asks once; it raises nothing.
-
         Raises:
             RuntimeError: No thread can be started.
         """

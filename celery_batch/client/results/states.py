@@ -28,10 +28,6 @@ class StateIterator:
 
     A class and no generator: a step that has timed out or was cancelled may be tried again.
     Between two steps nothing is kept anywhere else, so an iterator may be dropped at any time.
-
-    Args:
-        result: A `BatchResult` or an `EagerResult`.
-        timeout: Most seconds to wait for each state; None for as long as it takes.
     """
 
     def __init__(self, result: Any, timeout: float | None) -> None:

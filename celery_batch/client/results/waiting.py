@@ -29,10 +29,7 @@ class ThreadWaiter:
     """
     A thread's wait for one or several results.
 
-    Args:
-        app: The Celery app.
-        timeout: Most seconds to wait; None for as long as it takes.
-        on_interval: Called about once a second; what it raises ends the wait.
+    `on_interval` is called about once a second; what it raises ends the wait.
     """
 
     def __init__(self, app: Any, timeout: float | None, on_interval: Callable[[], object]) -> None:
@@ -134,9 +131,7 @@ def is_stored_elsewhere(backend: Any, app: Any) -> bool:
     """
     Return whether a backend is another place than where the app's listener polls.
 
-    Args:
-        backend: Celery's result backend; perhaps the app's, as another thread or process has it.
-        app: The Celery app.
+    It may be the app's, as another thread or process has it.
     """
     usual = app.backend
     if backend is usual:
