@@ -20,6 +20,7 @@ from celery.exceptions import Retry, TaskPredicate
 
 from celery_batch.batching.cost import CostLimits
 from celery_batch.client_methods import ClientMethods
+from celery_batch.compat.backend_hooks import register_stored_results
 from celery_batch.config import (
     Settings,
     isolates_failures,
@@ -55,7 +56,6 @@ from celery_batch.runtime.stages import Stages, check_stages, has_stages, predic
 from celery_batch.serialization.arrays import split_rows
 from celery_batch.serialization.lists import list_rows
 from celery_batch.serialization.row_digest import check_version
-from celery_batch.serialization.stored_results import register_stored_results
 from celery_batch.serialization.typed_json import register_types
 from celery_batch.task_options import (
     NO_PYDANTIC,

@@ -37,12 +37,7 @@ def missing_for_frames(connection: Any) -> str:
 
 
 class FrameBuffer:
-    """
-    What has arrived on a connection of py-amqp's, in the buffer from which that itself goes on.
-
-    Args:
-        transport: The connection's.
-    """
+    """What has arrived on a connection of py-amqp's, in its own buffer, from which it goes on."""
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport

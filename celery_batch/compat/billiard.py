@@ -94,18 +94,7 @@ def replace_loop(
     put: Callable[[Any], Any],
     ensure_messages_consumed: Callable[..., Any],
 ) -> tuple[Callable[[Any], Any], Callable[..., Any]]:
-    """
-    Replace the functions that the loop of billiard's worker calls.
-
-    Args:
-        worker: Billiard's worker in this process.
-        wait_for_job: Returns the next job; None if it was interrupted.
-        put: Sends a message to the pool.
-        ensure_messages_consumed: Waits until the pool has read all messages of this process.
-
-    Returns:
-        The last two as they were before.
-    """
+    """Replace what the loop of billiard's worker calls, and return the last two as they were."""
     before = worker.outq.put, worker._ensure_messages_consumed  # noqa: SLF001
     worker.wait_for_job, worker.outq.put = wait_for_job, put
     worker._ensure_messages_consumed = ensure_messages_consumed  # noqa: SLF001
@@ -113,12 +102,7 @@ def replace_loop(
 
 
 class PoolPipe:
-    """
-    What Celery's pool knows of its only process: a job can be written while another one runs.
-
-    Args:
-        pool: Celery's started prefork pool, for which `why_not` knows no reason.
-    """
+    """What Celery's pool knows of its only process: a job can be written while another one runs."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool._pool  # noqa: SLF001 (billiard's own pool)
@@ -201,13 +185,7 @@ class PoolPipe:
 
 
 def read_before_flush(pool: Any, hub: Any) -> None:
-    """
-    Have a pool read the messages of its processes before each flush.
-
-    Args:
-        pool: Celery's started prefork pool.
-        hub: The event loop that reads its pipes.
-    """
+    """Have a pool read the messages of its processes before each flush."""
     flush, billiard_pool = pool.flush, pool._pool  # noqa: SLF001
 
     def flush_after_reading() -> None:

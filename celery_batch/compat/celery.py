@@ -170,9 +170,6 @@ def fire_on_time(timer: Any) -> None:
 
     It sleeps for a second at a time, so a request whose `eta` is near would be late.  Event loops
     and the timers of other pools are left as they are.
-
-    Args:
-        timer: The worker's timer.
     """
     if not isinstance(timer, Timer) or "_next_entry" in vars(timer):
         return
@@ -235,12 +232,7 @@ def has_global_qos(consumer: Any) -> bool:
 
 
 def allow_delayed_replies(consumer: Any) -> None:
-    """
-    Let remote control commands return futures, whose results are the replies.
-
-    Args:
-        consumer: Celery's consumer, all of whose steps are there.
-    """
+    """Let remote control commands return futures, whose results are the replies."""
     for step in consumer.steps:
         box = getattr(step, "box", None)
         if isinstance(box, Pidbox) and "reply" not in vars(box.node):
@@ -321,12 +313,7 @@ _WARM, _COLD = "worker_Warm", "worker_Cold"
 
 
 def is_waiting(frame: FrameType | None) -> bool:
-    """
-    Return whether a thread only waits, for events or for its pool's end.
-
-    Args:
-        frame: The thread's innermost frame.
-    """
+    """Return whether the thread of a frame only waits, for events or for its pool's end."""
     while frame is not None:
         module = frame.f_globals.get("__name__")
         if (module, frame.f_code.co_name) in _LOOPS:

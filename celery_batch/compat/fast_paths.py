@@ -285,12 +285,7 @@ _PATHS: Mapping[str, _Path] = {
 
 
 class FastPaths:
-    """
-    The fast paths of one app in this process.
-
-    Args:
-        app: The Celery app.
-    """
+    """The fast paths of one app in this process."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -307,12 +302,7 @@ class FastPaths:
         return found
 
     def state(self, name: str) -> PathState:
-        """
-        Return whether a fast path is on, as the app's settings are now.
-
-        Args:
-            name: One of `FAST_PATHS`.
-        """
+        """Return whether a fast path is on, as the app's settings are now."""
         conf = self._app.conf
         if self._snapshot is None or not self._snapshot.is_current(conf):
             self._snapshot, self._states = SettingsSnapshot(conf), {}
@@ -326,13 +316,7 @@ class FastPaths:
         return self.state(name).is_on
 
     def turn_off(self, name: str, reason: str) -> None:
-        """
-        Turn a path off in this process.
-
-        Args:
-            name: The path's.
-            reason: What is not as it is known, of an object that only now is there.
-        """
+        """Turn a path off in this process, for what an object lacks that is there only now."""
         self._faults[name], self._states = reason, {}
 
     def _reason(self, name: str) -> str:

@@ -77,7 +77,6 @@ _CLASSES = (
     *(ResultBase, type(timezone)),
 )
 
-
 #: What `wake_for_callbacks` needs of kombu's event loop.
 _HUB = ("_ready", "add_reader", "call_soon", "fire_timers", "on_tick", "readers", "timer")
 
@@ -86,7 +85,6 @@ _WAKER = "_waker"
 
 #: Event loops that run callbacks at once.
 _woken: WeakSet[Any] = WeakSet()
-
 
 #: What the bulk path needs of kombu's Redis channel and its QoS that their objects alone have.
 _FETCH_CHANNEL = ("_queue_cycle", "handlers")
@@ -111,12 +109,7 @@ def _missing(found: Any, called: str, names: Iterable[str]) -> str:
 
 
 class Unacknowledged:
-    """
-    The messages that count against the prefetch of a Redis channel of kombu's.
-
-    Args:
-        qos: The channel's, which lacks nothing for acknowledgements in bulk.
-    """
+    """The messages that count against the prefetch of a Redis channel of kombu's."""
 
     def __init__(self, qos: Any) -> None:
         self._qos = qos
@@ -137,12 +130,7 @@ class Unacknowledged:
 
 
 class BlockingPop:
-    """
-    The blocking pop of a Redis channel of kombu's, in whose place another command is sent.
-
-    Args:
-        channel: The channel, which lacks nothing for reading in bulk.
-    """
+    """The blocking pop of a Redis channel of kombu's, in whose place another command is sent."""
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
@@ -226,14 +214,7 @@ def set_decoded_body(message: Any, decoded: Any) -> None:
 
 
 def wrap_delivery(transport: Any, wrap: Callable[[Callable[[Any, str], None]], Any]) -> None:
-    """
-    Replace what gives the messages of a transport to their consumers.
-
-    Args:
-        transport: One of kombu's own, with exchanges in the client.
-        wrap: Given the transport's own function of a message and the name of its queue, returns
-            the other one.
-    """
+    """Replace what gives the messages of a transport to their consumers."""
     transport._deliver = wrap(type(transport)._deliver.__get__(transport))  # noqa: SLF001
 
 
@@ -250,30 +231,14 @@ def redis_list(channel: Any, queue: str, step: int) -> str:
 def lists_of_message(
     channel: Any, message: dict[str, Any], exchange: Any, routing_key: Any
 ) -> Iterator[str]:
-    """
-    Yield the Redis lists to which a message goes, key prefix included.
-
-    Args:
-        channel: Kombu's Redis channel.
-        message: In the form in which kombu pushes it.
-        exchange: The name of its exchange.
-        routing_key: Its routing key.
-    """
+    """Yield the Redis lists to which a message goes, key prefix included."""
     priority = channel._get_message_priority(message, reverse=False)  # noqa: SLF001
     for queue in channel._lookup(exchange, routing_key):  # noqa: SLF001
         yield redis_list(channel, queue, priority)
 
 
 def complete_for_list(channel: Any, message: dict[str, Any], exchange: Any, queue: str) -> str:
-    """
-    Complete a message as kombu does before it pushes it to a queue, and return the Redis list.
-
-    Args:
-        channel: Kombu's Redis channel.
-        message: As its `prepare_message` returns it.
-        exchange: The name of its exchange.
-        queue: The name of the queue.
-    """
+    """Complete a message as kombu does before a push to a queue, and return the Redis list."""
     channel._inplace_augment_message(message, exchange, queue)  # noqa: SLF001
     priority = channel._get_message_priority(message, reverse=False)  # noqa: SLF001
     return str(channel.global_keyprefix + channel._q_for_pri(queue, priority))  # noqa: SLF001
@@ -325,9 +290,6 @@ def wake_for_callbacks(hub: Any) -> None:
     gives to `call_soon` waits with it, for seconds on an idle worker; so would the
     acknowledgement of a request that has ended.  For other threads kombu itself wakes the loop
     since 5.7.
-
-    Args:
-        hub: Celery's event loop.
     """
     if hub in _woken:
         return
@@ -341,12 +303,7 @@ def wake_for_callbacks(hub: Any) -> None:
 
 
 class _LoopWaker:
-    """
-    Wakes an event loop.
-
-    Args:
-        hub: The loop, whose `call_soon` is wrapped if it wakes the loop for no thread.
-    """
+    """Wakes an event loop, whose `call_soon` is wrapped if it wakes the loop for no thread."""
 
     def __init__(self, hub: Any) -> None:
         self._hub = hub

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from celery.backends.redis import RedisBackend
 from celery.states import EXCEPTION_STATES, READY_STATES
 
 __all__ = [
@@ -21,10 +20,6 @@ __all__ = [
 ]
 
 
-#: Whether Celery's Redis backends have a method that makes clients.
-_MAKES_CLIENTS = hasattr(RedisBackend, "_create_client")
-
-
 def key_prefix(backend: Any) -> str:
     """Return what all keys and channels of a Redis backend begin with."""
     options = backend.app.conf.get("result_backend_transport_options") or {}
@@ -32,19 +27,8 @@ def key_prefix(backend: Any) -> str:
 
 
 def client_of(backend: Any, params: dict[str, Any]) -> Any:
-    """
-    Return a new client of a Redis backend's server, or of its sentinels' master.
-
-    Args:
-        backend: Celery's.
-        params: Of the connections, in place of those of the backend.
-    """
-    if _MAKES_CLIENTS:
-        return backend._create_client(**params)  # noqa: SLF001
-    # The only client of another backend like it: the same in more steps.
-    other = type(backend)(app=backend.app, url=backend.url)
-    other.connparams = params
-    return other.client
+    """Return a new client of a Redis backend's server, or of its sentinels' master."""
+    return backend._create_client(**params)  # noqa: SLF001
 
 
 def own_store(backend: Any) -> Callable[..., Any]:

@@ -61,9 +61,6 @@ class RetryItem(Retry):  # type: ignore[misc]
 
     Celery's own `Retry` means that the message has been sent again; a batch function has no
     message of its own.
-
-    Args:
-        options: Of ``self.retry``.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:

@@ -42,7 +42,6 @@ __all__ = [
     "run_rows",
 ]
 
-
 #: Far above any use, since all of it is one message and one result.
 MOST_ROWS = 1_000_000
 
@@ -241,7 +240,6 @@ def _rows(name: str, column: Any) -> Any:
 
 #: The arguments of one request: a row of values, or a chunk of many.
 CallRows = tuple[Any, ...] | Chunk
-
 
 #: Failed rows that an error message contains, and characters of each row's error.
 _SHOWN, _LONGEST_ERROR = 3, 1000

@@ -37,12 +37,7 @@ _REDIS = ("redis://", "rediss://", "redis+socket://")
 
 
 class AppPayloads:
-    """
-    The payloads of one app in this process.
-
-    Args:
-        app: The Celery app.
-    """
+    """The payloads of one app in this process."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -103,12 +98,7 @@ class AppPayloads:
             return None
 
     def retry_policy(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """
-        Return how often storing values is tried again, as for the message of the call.
-
-        Args:
-            options: As `apply_async` takes them.
-        """
+        """Return how often storing values is tried again, as for the message of the call."""
         conf, retry = self._app.conf, options.get("retry")
         if not (conf.task_publish_retry if retry is None else retry):
             return {"max_retries": 0}
@@ -134,11 +124,6 @@ class AppPayloads:
     ) -> list[memoryview]:
         """
         Return the values that are stored beside a message or a result.
-
-        Args:
-            reference: To the values, which are `why_unreadable` for no reason.
-            task_id: Of the call.
-            policy: How often to try again, as Celery's backends do.
 
         Raises:
             InvalidPayload: They are gone, or not what was stored.

@@ -140,10 +140,8 @@ class Uploads:
 
     def require(self, task_id: str) -> None:
         """
-        Store all that wait, before the message of a call is sent.
-
-        Raises:
-            OperationalError: The payload of the call is not stored.
+        Store all that wait, before the message of a call is sent; raise why its payload is not
+        stored.
         """
         self.flush()
         if task_id in self.failed:
@@ -348,12 +346,7 @@ def _error_of_call(payloads: AppPayloads, error: StoreError) -> OperationalError
 def _put(
     payloads: AppPayloads, uploads: list[_Upload], options: Mapping[str, Any]
 ) -> dict[str, StoreError]:
-    """
-    Store payloads, with the retries of calls with these options, until the deadline.
-
-    Returns:
-        Why some are not stored, by their keys.
-    """
+    """Store payloads until the deadline; return why some are not stored, by their keys."""
     deadline, store = current_deadline(), payloads.store
     failed: dict[str, StoreError] = {}
     if store is None:
@@ -388,12 +381,6 @@ def _seconds_until_due(task: Any, options: Mapping[str, Any]) -> float:
 def with_values(app: Any, request: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """
     Return the arguments of a call with their stored values, for a worker that runs it alone.
-
-    Args:
-        app: The Celery app.
-        request: Celery's context of the call.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
 
     Raises:
         InvalidPayload: The values are gone, or not what was stored.

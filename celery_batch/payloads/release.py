@@ -37,9 +37,6 @@ class PayloadRelease:
 
     A thread does it, since a store may be slow; it starts with the first payload, or at once where
     files expire.
-
-    Args:
-        app: The Celery app.
     """
 
     def __init__(self, app: Any) -> None:

@@ -49,10 +49,6 @@ def with_stored_result(backend: Any, meta: dict[str, Any]) -> dict[str, Any]:
     """
     Store the large parts of a result, for a reader that knows how to read them.
 
-    Args:
-        backend: Celery's, that the result is stored with.
-        meta: Of a task that has succeeded, as the backend makes it.
-
     Returns:
         What to store: the same if nothing is large, or the store does not take it.
     """
@@ -88,10 +84,6 @@ def mentions_payload(value: bytes) -> bool:
 def restored(backend: Any, meta: dict[str, Any]) -> dict[str, Any]:
     """
     Return a result's meta data with its stored parts in their places.
-
-    Args:
-        backend: Celery's, that the result is stored with.
-        meta: As decoded; they say that there are such parts.
 
     Raises:
         OperationalError: The store cannot be reached.

@@ -67,7 +67,6 @@ _LONGEST_NAME = 255
 #: Seconds after which a file that is being written belongs to a process that has died.
 _ABANDONED = 3600.0
 
-
 #: Permissions of a directory that is made here, and of files: users' data are no one else's.
 _OWN_DIRECTORY, _OWN_FILE = 0o700, 0o600
 
@@ -172,12 +171,7 @@ class PayloadStore(ABC):
 
 
 class RedisPayloads(PayloadStore):
-    """
-    Payloads in a Redis.
-
-    Args:
-        backend: Celery's Redis backend of that server.
-    """
+    """Payloads in a Redis."""
 
     def __init__(self, backend: Any) -> None:
         #: Of that server.
@@ -313,9 +307,6 @@ class DirectoryPayloads(PayloadStore):
 
     A file's time of modification says when it expires.  Its owner alone may read it; if the
     directory is setgid, its group may, too.  The umask may allow less.
-
-    Args:
-        path: The directory, which is made when it is needed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -369,12 +360,7 @@ class DirectoryPayloads(PayloadStore):
         _for_each(seconds, lambda key: _expire(self._file(key), seconds[key]))
 
     def expired(self, ago: float = 0.0) -> list[Path]:
-        """
-        Return the files whose payloads have expired, or that were never finished.
-
-        Args:
-            ago: Seconds for which they have been so, at least.
-        """
+        """Return the files that expired so many seconds ago, or that were never finished."""
         now = time.time() - ago
         found = []
         with suppress(FileNotFoundError):
@@ -433,12 +419,7 @@ def _expire(path: Path, seconds: float) -> None:
 
 
 class ObjectPayloads(PayloadStore):
-    """
-    Payloads in an object store, through fsspec; they expire by the rules of the bucket.
-
-    Args:
-        url: Of the folder, such as ``s3://bucket/payloads``.
-    """
+    """Payloads in an object store, through fsspec; they expire by the rules of the bucket."""
 
     def __init__(self, url: str) -> None:
         self._is_made = False

@@ -131,12 +131,7 @@ def require_seen(device: str, setting: str) -> None:
 
 
 def visible_entries(visible: str) -> list[str]:
-    """
-    Return the entries of a value of ``CUDA_VISIBLE_DEVICES``.
-
-    Args:
-        visible: The value.
-    """
+    """Return the entries of a value of ``CUDA_VISIBLE_DEVICES``."""
     # The driver stops at the first invalid entry, which by convention is -1.
     entries = [entry.strip() for entry in visible.split(",")]
     return entries[: entries.index("-1")] if "-1" in entries else [e for e in entries if e]

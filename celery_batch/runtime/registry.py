@@ -76,9 +76,6 @@ def prepare_later(preparation: Callable[[], object]) -> None:
     Prepare this process for models before its first batch, and not earlier.
 
     A process that never runs one must not be restricted to one device.
-
-    Args:
-        preparation: Called until it raises nothing.
     """
     global _preparation  # noqa: PLW0603 (a process is prepared once)
     _preparation = preparation
@@ -208,11 +205,6 @@ def _found(model: type[Model]) -> Model:
 def warm(make: Callable[[], Model], name: str, device: str) -> Model:
     """
     Make a model, load it and warm it up with its own examples.
-
-    Args:
-        make: Returns the model.
-        name: Its name in logs and errors.
-        device: Where to load it.
 
     Raises:
         LoadFailed: From the error of the model, which it names.

@@ -69,11 +69,6 @@ def row_of(name: str, signature: inspect.Signature, example: Any) -> tuple[Any, 
     """
     Return a value for each parameter: an example of one, or a tuple or mapping of several.
 
-    Args:
-        name: Where the example is from, in errors.
-        signature: Of the batch function.
-        example: As a user wrote it.
-
     Raises:
         ConfigurationError: It does not fit the parameters.
     """
@@ -126,12 +121,7 @@ def _call_with_row(function: Callable[..., Any], row: Sequence[Any]) -> Any:
 
 
 class RowBinder:
-    """
-    Binds the arguments of calls, as ``signature.bind`` does at ten times the cost.
-
-    Args:
-        signature: Of the batch function.
-    """
+    """Binds the arguments of calls, as ``signature.bind`` does at ten times the cost."""
 
     def __init__(self, signature: inspect.Signature) -> None:
         self._signature = signature

@@ -64,14 +64,7 @@ def has_stages(model: type[Model]) -> bool:
 
 
 def stages_of(model: type[Model], names: Sequence[str], instance: Callable[[], Model]) -> Stages:
-    """
-    Return the stages of a model.
-
-    Args:
-        model: The class.
-        names: The parameters of which it gets one value instead of a column.
-        instance: Returns the model.
-    """
+    """Return the stages of a model."""
     signature = signature_of(model)
 
     def with_columns(method: str) -> Callable[..., Any]:

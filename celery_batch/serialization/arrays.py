@@ -100,7 +100,6 @@ _FORMATS = {
 #: NumPy has arrays of at most so many dimensions.
 _MOST_DIMENSIONS = 64
 
-
 #: Bytes of the largest number of NumPy that has one of Python.
 _LARGEST_NUMBER = 8
 

@@ -168,12 +168,7 @@ def _decode_together(raws: Sequence[bytes]) -> list[Any]:
 
 
 class OnceDecoded:
-    """
-    A codec for bodies that decodes a large one only once if it is called twice in a row.
-
-    Args:
-        codec: Of a kombu channel.
-    """
+    """A codec for bodies that decodes a large one only once if it is called twice in a row."""
 
     def __init__(self, codec: Any) -> None:
         self.encode = codec.encode
@@ -222,12 +217,7 @@ def _decode_body(text: str) -> Any:
 
 
 def decode_arguments(message: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """
-    Return args, kwargs and embedded options of a message that was left undecoded.
-
-    Args:
-        message: Kombu's; all three are empty if its body cannot be decoded.
-    """
+    """Return args, kwargs and embedded options of an undecoded message; empty if that fails."""
     try:
         args, kwargs, embed = decode_again(message)
     except Exception:  # noqa: BLE001 (a decoder may raise anything)

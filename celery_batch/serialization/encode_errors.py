@@ -26,10 +26,6 @@ def check_output(backend: Any, output: Any) -> None:
     """
     Check that a result backend could store an output.
 
-    Args:
-        backend: Of the task; nothing is stored.
-        output: The task's return value.
-
     Raises:
         EncodeError: It could not; the message names an array, and what to return instead.
     """

@@ -9,8 +9,8 @@ imports more of kombu than its JSON; an error here would be one of each program 
 
 from __future__ import annotations
 
+from celery_batch.compat.backend_hooks import register_stored_results
 from celery_batch.serialization.binary import CONTENT_TYPE, decode_binary, encode_binary
-from celery_batch.serialization.stored_results import register_stored_results
 from celery_batch.serialization.typed_json import register_decoders
 
 __all__ = ["BATCH_MSGPACK"]

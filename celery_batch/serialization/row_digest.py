@@ -28,15 +28,7 @@ class RowDigest:
         self._base = blake2b(encode_plain(parts), digest_size=_DIGEST_SIZE)
 
     def of(self, row: Sequence[Any]) -> bytes | None:
-        """
-        Return the digest of a row.
-
-        Args:
-            row: A value for each parameter.
-
-        Returns:
-            None if a value has a type that is not plain, so that it equals no other.
-        """
+        """Return the digest of a row; None if a value is not plain: the row equals no other."""
         try:
             encoded = encode_plain(list(row), sort=True)
         except NotPlain:
@@ -48,17 +40,7 @@ class RowDigest:
     def of_call(
         self, signature: inspect.Signature, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> bytes | None:
-        """
-        Return the digest of the row that a call has.
-
-        Args:
-            signature: Of the batch function.
-            args: As they were sent.
-            kwargs: As they were sent.
-
-        Raises:
-            TypeError: The arguments do not fit the function's parameters.
-        """
+        """Return the digest of a call's row; raise `TypeError` if its arguments do not fit."""
         if kwargs or len(args) != len(signature.parameters):
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()

@@ -70,7 +70,6 @@ _MAINTAIN_POOL_EVERY = 0.25
 #: Pools of green threads, by the modules of their classes.
 _GREEN = ("gevent", "eventlet")
 
-
 #: What the user can do about a model that is loaded by the first request of its task.
 ROUTE_IT_HERE = "to have it loaded at the start, route the task here (task_routes)"
 
@@ -372,13 +371,7 @@ def _more_options(task: Any, policy: BatchPolicy) -> Iterator[str]:
 
 
 def log_not_loaded(app: Any, routed: Collection[Any]) -> None:
-    """
-    Log which batch tasks may come to this worker and find no model loaded.
-
-    Args:
-        app: The Celery app.
-        routed: Its batch tasks that are routed to a queue of this worker.
-    """
+    """Log which batch tasks may come to this worker and find no model loaded."""
     queues = app.amqp.queues.consume_from
     if not routed and not routed_queues(app).intersection(queues):
         logger.warning(

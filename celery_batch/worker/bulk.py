@@ -20,8 +20,9 @@ from celery_batch.config import Settings
 from celery_batch.worker.amqp.acks import AmqpAcks
 from celery_batch.worker.amqp.reader import read_together
 from celery_batch.worker.dispatch.running_messages import RunningMessages
+from celery_batch.worker.intake.validation import MessageValidator
 from celery_batch.worker.redis.acks import RedisAcks
-from celery_batch.worker.redis.fetch import BulkFetch, Decoder, record_single_messages
+from celery_batch.worker.redis.fetch import BulkFetch, record_single_messages
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.redis.scripts import lacks_command
 from celery_batch.worker.scheduling.scheduler import Scheduler
@@ -32,19 +33,12 @@ logger = logging.getLogger(__name__)
 
 
 class BulkPath:
-    """
-    The bulk message path of one consumer, over its connections.
+    """The bulk message path of one consumer, over its connections."""
 
-    Args:
-        consumer: Celery's consumer.
-        scheduler: Its scheduler.
-        decoder: Decodes messages from Redis lists.
-    """
-
-    def __init__(self, consumer: Any, scheduler: Scheduler, decoder: Decoder) -> None:
+    def __init__(self, consumer: Any, scheduler: Scheduler, validator: MessageValidator) -> None:
         self._consumer = consumer
         self._scheduler = scheduler
-        self._decoder = decoder
+        self._validator = validator
         #: Whether this connection's messages are read in bulk.
         self.reads = False
         self._paths = FastPaths.of(consumer.app)
@@ -120,7 +114,7 @@ class BulkPath:
         self.reads = self._paths.is_on("fetch") and self._can_fetch(lease)
         acks.fetches_per_task = self.reads
         if self.reads:
-            self._fetch = BulkFetch(channel, self._consumer.hub, lease, scheduler, self._decoder)
+            self._fetch = BulkFetch(channel, self._consumer.hub, lease, scheduler, self._validator)
             self._opened.callback(self._fetch.close)
         else:
             record_single_messages(channel, lease)

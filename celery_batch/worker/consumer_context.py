@@ -16,15 +16,7 @@ __all__ = ["ConsumerContext"]
 
 @dataclass(frozen=True)
 class ConsumerContext:
-    """
-    The parts of one consumer, which live as long as it does, over all its connections.
-
-    Args:
-        worker: The context of its worker.
-        validator: Checks its messages.
-        scheduler: Forms batches of its requests.
-        runtime_config: Changes both by remote control.
-    """
+    """The parts of one consumer, which live as long as it does, over all its connections."""
 
     worker: WorkerContext
     validator: MessageValidator

@@ -8,19 +8,10 @@ import pytest
 from celery import Celery
 from celery.backends.redis import RedisBackend, SentinelBackend
 
-from celery_batch.compat import results
 from celery_batch.compat.results import client_of, key_prefix
 from celery_batch.processes.redis_server import RedisServer
 
 
-@pytest.fixture(params=[True, False], ids=["Celery's method", "another backend"])
-def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients are made by each way."""
-    assert results._MAKES_CLIENTS
-    monkeypatch.setattr(results, "_MAKES_CLIENTS", request.param)
-
-
-@pytest.mark.usefixtures("_way")
 def test_clients_are_new(redis_server: RedisServer):
     """Each has connections of its own, with its own parameters, to the backend's server."""
     app = Celery("results", backend=redis_server.url, set_as_current=False)
@@ -36,7 +27,6 @@ def test_clients_are_new(redis_server: RedisServer):
     assert backend.connparams.get("socket_timeout") != 7.5
 
 
-@pytest.mark.usefixtures("_way")
 def test_clients_of_sentinels():
     """They ask the sentinels for the master."""
     app = Celery("results", set_as_current=False)

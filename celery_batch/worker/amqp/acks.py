@@ -22,14 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class AmqpAcks(CollectedAcks):
-    """
-    Acknowledges consecutive deliveries together.
-
-    Args:
-        consumer: Celery's consumer, with an event loop, and connected to RabbitMQ; it has
-            not begun to consume.
-        scheduler: Of the same worker.
-    """
+    """Acknowledges consecutive deliveries together; made before the connection consumes."""
 
     def __init__(self, consumer: Any, scheduler: Scheduler) -> None:
         super().__init__(consumer, scheduler)

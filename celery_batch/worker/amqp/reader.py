@@ -24,13 +24,7 @@ _AT_ONCE = 64
 
 
 def read_together(connection: Any, scheduler: Scheduler) -> str:
-    """
-    Let a connection read all that has arrived at once; return why it does not.
-
-    Args:
-        connection: Py-amqp's, from which no event loop has read yet.
-        scheduler: Where messages go.
-    """
+    """Let a connection of py-amqp's read all that has arrived at once; return why it does not."""
     if missing := missing_for_frames(connection):
         return missing
     connection.drain_events = _Frames(connection, scheduler).drain_events

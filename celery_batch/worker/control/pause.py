@@ -30,13 +30,7 @@ _CHECK_INTERVAL = 1.0
 
 
 class PauseControl:
-    """
-    Pauses the tasks of one worker.
-
-    Args:
-        consumer: Celery's consumer.
-        scheduler: Its scheduler.
-    """
+    """Pauses the tasks of one worker."""
 
     def __init__(self, consumer: Any, scheduler: Scheduler) -> None:
         self._consumer = consumer

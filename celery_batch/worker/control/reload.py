@@ -66,16 +66,7 @@ _numbers = count(1)
 
 
 def _run_in_pool(pool: Any, folder: Path, task_name: str, step: str, answers: _Answers) -> _Steps:
-    """
-    Run a reload step in all present processes of a pool, whose answers are added.
-
-    Args:
-        pool: Celery's prefork pool.
-        folder: The folder of the sockets.
-        task_name: A task with a model.
-        step: One of those of `run_step`.
-        answers: Of the processes.
-    """
+    """Run a reload step in all present processes of a pool, whose answers are added."""
     address = folder / "reload"
     number, fields = next(_numbers), {"task": task_name, "step": step, "reply_to": str(address)}
     message = json.dumps({**fields, "number": number}).encode()
@@ -119,13 +110,7 @@ def _run_on_thread(app: Any, task_name: str, step: str, answers: _Answers) -> _S
 
 
 class ModelReload:
-    """
-    Reloads the models of one worker, one at a time.
-
-    Args:
-        consumer: Celery's consumer.
-        scheduler: Its scheduler.
-    """
+    """Reloads the models of one worker, one at a time."""
 
     def __init__(self, consumer: Any, scheduler: Scheduler) -> None:
         self._consumer = consumer
@@ -225,12 +210,7 @@ class ModelReload:
         )
 
     def _do(self, step: str) -> _Steps:
-        """
-        Wait until all processes have done a step.
-
-        Raises:
-            LoadFailed: A process failed, or it took too long.
-        """
+        """Wait until all processes have done a step; raise `LoadFailed` if one has not."""
         timeout = Settings.of(self._consumer.app).load_timeout
         deadline = time.monotonic() + timeout
         answers: _Answers = {}

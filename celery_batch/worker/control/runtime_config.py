@@ -34,14 +34,7 @@ __all__ = ["RuntimeConfig"]
 
 
 class RuntimeConfig:
-    """
-    The commands that have changed one worker.
-
-    Args:
-        consumer: Celery's consumer.
-        scheduler: Its scheduler.
-        served_tasks: Publishes the tasks that it serves.
-    """
+    """The commands that have changed one worker."""
 
     #: Stands for the value of the task's own option.
     DEFAULT = "default"
@@ -78,12 +71,7 @@ class RuntimeConfig:
         return self._pause_control.is_drained
 
     def options(self, name: str) -> tuple[str, ...]:
-        """
-        Return which options of a task can be changed.
-
-        Raises:
-            ConfigurationError: There is no such task.
-        """
+        """Return which options of a task can be changed."""
         return changeable_options(self._task_queue(name).task)
 
     def configure(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,9 +84,6 @@ class RuntimeConfig:
 
         Returns:
             The present values, and the task's own where they differ.
-
-        Raises:
-            ConfigurationError: The task, an option or a value is invalid; nothing has changed.
         """
         task_queue = self._task_queue(name)
         task, own = task_queue.task, _numbers(task_queue.task)
@@ -132,9 +117,6 @@ class RuntimeConfig:
         Returns:
             The task's processes; of each arrival the time since 1970, its cost and its rows; and
             the number of the next.
-
-        Raises:
-            ConfigurationError: There is no such task, or the seconds are no number from 0 up.
         """
         task_queue = self._task_queue(name)
         if not isinstance(seconds, (int, float)) or not 0 <= seconds < inf:
@@ -151,25 +133,12 @@ class RuntimeConfig:
         }
 
     def pause(self, names: Sequence[str]) -> dict[str, Any]:
-        """
-        Stop taking messages of some tasks, give back waiting requests, and return their states.
-
-        Raises:
-            ConfigurationError: A name is unknown, or the broker cannot do it; nothing has changed.
-        """
+        """Stop taking messages of tasks, give back waiting requests, and return their states."""
         self._pause_control.pause([self._task_queue(name) for name in names])
         return self._changed(names)
 
     def resume(self, names: Sequence[str]) -> dict[str, Any]:
-        """
-        Take messages of tasks again, and return their states.
-
-        Args:
-            names: The tasks; none for all that were paused, and after a drain.
-
-        Raises:
-            ConfigurationError: A name is unknown, or the broker cannot do it; nothing has changed.
-        """
+        """Take messages of these tasks again, or of all that were paused; return their states."""
         if names:
             self._pause_control.resume([self._task_queue(name) for name in names])
         else:

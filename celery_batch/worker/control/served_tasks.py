@@ -38,13 +38,7 @@ _TIMEOUT = 2.0
 
 
 class ServedTasksEntry:
-    """
-    The entries of one worker.
-
-    Args:
-        consumer: Celery's consumer.
-        scheduler: Its scheduler.
-    """
+    """The entries of one worker."""
 
     def __init__(self, consumer: Any, scheduler: Scheduler) -> None:
         self._consumer = consumer

@@ -40,7 +40,6 @@ __all__ = ["BatchJob", "JobListener"]
 
 logger = logging.getLogger(__name__)
 
-
 #: Seconds from the soft limit to the hard limit where both would strike at once.
 _AFTER_SOFT = 0.5
 
@@ -64,12 +63,6 @@ class BatchJob:
 
     It has the one method that the worker calls, and calls the handlers of Celery's
     requests for what the pool reports.  An error in one handler never affects the other requests.
-
-    Args:
-        task: The batch task.
-        batch: Its items are Celery's requests.
-        listener: Called when the job starts and when it has left its slot.
-        policy: How large a call of the model may be.
     """
 
     #: The error that the pool reported instead of an answer.
@@ -370,17 +363,7 @@ _state_lock = threading.RLock()
 
 
 def _accept(requests: Sequence[Any], pid: int, began: float) -> list[Any]:
-    """
-    Mark the routine requests of a batch as accepted by a pool process.
-
-    Args:
-        requests: The requests of the batch.
-        pid: The process.
-        began: When it accepted them, on the monotonic clock.
-
-    Returns:
-        The other requests, which need Celery's own handler.
-    """
+    """Mark routine requests as accepted; return the others, which need Celery's own handler."""
     if does_debug():  # it logs a line for each
         return list(requests)
     started = time.time() - (time.monotonic() - began)

@@ -69,12 +69,7 @@ _HARMLESS = (Unanswered.NOT_STARTED, Unanswered.NOT_READ)
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """
-    A malformed body that the pool process was the first to decode.
-
-    Args:
-        reason: What is wrong with it.
-    """
+    """A malformed body that the pool process was the first to decode."""
 
     reason: str
 
@@ -105,14 +100,7 @@ class BatchEnd:
 
 @dataclass(frozen=True, slots=True)
 class HandlerCall:
-    """
-    A call of one handler of Celery's request.
-
-    Args:
-        request: Celery's request.
-        handler: The handler.
-        arguments: Its arguments.
-    """
+    """A call of one handler of Celery's request."""
 
     request: Any
     handler: Callable[..., Any]
@@ -186,14 +174,7 @@ class FollowUp:
 
 
 def after_answer(requests: Sequence[Any], end: BatchEnd, *, began: float) -> FollowUp:
-    """
-    Return what follows when the pool process has answered.
-
-    Args:
-        requests: The batch's requests.
-        end: What the process returned.
-        began: When it accepted the batch, on the monotonic clock.
-    """
+    """Return what follows when the pool process has answered."""
     follow_up = FollowUp()
     notify = follow_up.handler_calls.append
     for request, result in zip(requests, end.results, strict=True):

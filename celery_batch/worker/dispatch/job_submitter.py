@@ -86,12 +86,7 @@ _precedence = attrgetter("precedence")
 
 
 class JobSubmitter:
-    """
-    Hands batch jobs to the pool of one consumer.
-
-    Args:
-        consumer: Celery's consumer.
-    """
+    """Hands batch jobs to the pool of one consumer."""
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer

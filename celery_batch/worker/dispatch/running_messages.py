@@ -34,13 +34,7 @@ class RunningMessages:
 
 
 class CollectedAcks(RunningMessages):
-    """
-    Collects acknowledgements and sends them once in a pass of the event loop.
-
-    Args:
-        consumer: Celery's consumer, with an event loop.
-        scheduler: Of the same worker.
-    """
+    """Collects acknowledgements and sends them once in a pass of the event loop."""
 
     collects = True
 

@@ -127,17 +127,7 @@ def run_batch(
 def trace_batch(
     task_name: str, payload: BatchPayload, run_model: RunModel
 ) -> BatchEnd | ExceptionInfo:
-    """
-    Run a batch within its tracers.
-
-    Args:
-        task_name: The batch task.
-        payload: The batch's requests, oldest first.
-        run_model: Has the model called.
-
-    Returns:
-        The outcome of each request, or the error that prevented it.
-    """
+    """Run a batch within its tracers, and have its model called by `run_model`; see `run_batch`."""
     broken = broken_device()
     if broken is not None:
         return BatchEnd([None] * len(payload), broken=broken, unanswered=Unanswered.NOT_STARTED)

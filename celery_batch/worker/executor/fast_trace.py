@@ -53,15 +53,7 @@ _JSON = "application/json"
 
 @dataclass(slots=True)
 class FastItem:
-    """
-    An item that takes the fast path.
-
-    Args:
-        request: Celery's request fields.
-        args: The positional arguments as they were sent.
-        kwargs: The keyword arguments.
-        row: The values of all parameters.
-    """
+    """An item that takes the fast path."""
 
     request: dict[str, Any]
     args: Any
@@ -141,15 +133,8 @@ class FastTrace:
 
     def store(self, item: FastItem, value: Any, waited: float) -> TraceResult | None:
         """
-        Store and log an item's success.
-
-        Args:
-            item: The item.
-            value: The model's output for it.
-            waited: Seconds of its run that it had to wait.
-
-        Returns:
-            What Celery's tracer would return; None if the item needs the tracer.
+        Store and log a success; return what Celery's tracer would, None if the item needs that
+        tracer.
         """
         task = self._task
         if not ignores_result(task, item.request):

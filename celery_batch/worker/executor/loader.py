@@ -52,31 +52,18 @@ __all__ = [
     "run_step",
 ]
 
-
 logger = logging.getLogger(__name__)
-
 
 #: The steps of a reload: load beside the old weights, then swap them or discard the new ones;
 #: or unload the old weights first.
 LOAD, SWAP, DISCARD, IN_PLACE = "load", "swap", "discard", "in place"
-
 
 #: Characters; the end of a longer error is cut off.
 _LONGEST_ERROR = 4000
 
 
 def run_step(app: Any, task_name: str, step: str) -> str | None:
-    """
-    Do one step of a reload in this process.
-
-    Args:
-        app: The Celery app.
-        task_name: A task with a model.
-        step: One of this module's constants.
-
-    Returns:
-        The error; None if there was none.
-    """
+    """Do one step of a reload in this process, and return the error; None if there was none."""
     model = app.tasks[task_name].model
     try:
         if step == LOAD:
@@ -117,13 +104,7 @@ def _forget(app: Any, model: Any) -> None:
 
 
 def address_of(pid: int, sibling: str | Path) -> str:
-    """
-    Return the address of a pool process' socket.
-
-    Args:
-        pid: The process.
-        sibling: The address of another socket of this worker.
-    """
+    """Return the address of a pool process' socket, beside that of another one of this worker."""
     return str(Path(sibling).with_name(str(pid)))
 
 
@@ -149,14 +130,11 @@ def _run_steps(app: Any, channel: socket.socket) -> None:
 #: Sent in the worker's main process, with the error's text, before it ends for that reason.
 load_failed = Signal(name="batch_load_failed", providing_args={"error"})
 
-
 #: The environment variable with the plan, also for pool processes that replace others.
 _PLAN = "CELERY_BATCH_LOADING"
 
-
 #: The exit status of a pool process whose model failed: sysexits' "cannot be configured".
 _EX_CONFIG = 78
-
 
 #: Characters.  A datagram must fit into the socket's buffer; the start of a traceback is cut.
 _LONGEST_REPORT = 16_000
@@ -197,22 +175,7 @@ class Plan:
 
 
 def load_models(app: Any, tasks: Iterable[str], *, index: int = 0, processes: int = 1) -> str:
-    """
-    Pin this process to its device and load the models of these tasks.
-
-    Args:
-        app: The Celery app.
-        tasks: The names of batch tasks; those without a model load nothing.
-        index: The number of this pool process, from 0.
-        processes: How many pool processes there are.
-
-    Returns:
-        The device.
-
-    Raises:
-        LoadFailed: A model could not be loaded or warmed up.
-        ConfigurationError: The device is not available.
-    """
+    """Pin this process to its device, load the models of these tasks, and return the device."""
     if processes > 1:
         # As many math threads as cores in each process would compete.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(devices.usable_cores() // processes, 1)))

@@ -32,7 +32,6 @@ __all__ = [
     "facts_of",
 ]
 
-
 #: Why this process can run no more batches: its device fails each call.
 _broken: str | None = None
 
@@ -154,12 +153,7 @@ class ModelCall:
         self._instances.release()
 
     def __call__(self, limit: SoftLimit) -> None:
-        """
-        Run the model; its errors are outcomes, see `outcomes`.
-
-        Args:
-            limit: The soft time limit of this batch.
-        """
+        """Run the model; its errors are outcomes, see `outcomes`."""
         if _broken is not None:  # since this batch was prepared
             self.unanswered, self._common_outcome = Unanswered.NOT_STARTED, Outcome(again=True)
             return
@@ -195,13 +189,7 @@ class ModelCall:
         return [Outcome(again=True) if n in self.left_out else next(rest) for n in range(count)]
 
     def facts(self, deliveries: Sequence[Delivery], payload: BatchPayload) -> dict[str, Facts]:
-        """
-        Return facts about the requests that have run, by request id; see `facts_of`.
-
-        Args:
-            deliveries: Those of the requests that were to run.
-            payload: The whole batch.
-        """
+        """Return facts about those deliveries that have run, by request id; see `facts_of`."""
         ran = [each for n, each in enumerate(deliveries) if n not in self.left_out]
         about = about_batch(payload.reason, self._padding, payload.plan)
         return facts_of(self.timings, self._calls, ran, self._reused, about)
@@ -283,13 +271,6 @@ def facts_of(
 
     They are those of the last call that the request was in.  If its rows were in several:
     the rows of the largest, the seconds of all, and the wait for the first.
-
-    Args:
-        timings: All calls of the model, in their order.
-        calls: The rows of each request.
-        deliveries: The same requests.
-        reused: What was known of their rows before, if the task reuses answers.
-        about: The facts of the whole batch.
     """
     if reused is not None:
         last = _last_calls(timings, len(reused.running))

@@ -88,13 +88,7 @@ _ONE_JOB = _ANY_JOB | _NO_JOB
 
 
 class JobReader:
-    """
-    Reads jobs from the pool, either on the main thread or on a worker thread.
-
-    Args:
-        pipe: The descriptor that jobs are read from.
-        receive: Reads one job; returns None if it was interrupted.
-    """
+    """Reads jobs from the pool, either on the main thread or on a worker thread."""
 
     def __init__(self, pipe: int, receive: Callable[[], Any]) -> None:
         self._pipe = pipe
@@ -114,12 +108,7 @@ class JobReader:
         self._either.register(self._wake_reader, select.EPOLLIN)
 
     def switch_to_threads(self, job: Any) -> None:
-        """
-        Have worker threads read from now on; called on the main thread.
-
-        Args:
-            job: The first one, which the main thread has read.
-        """
+        """Have worker threads read from now on, first this job; called on the main thread."""
         self._first = job
         self._read_in_threads()
         os.write(self._wake_writer, b"\0")
@@ -235,13 +224,7 @@ class _Ready:
 
 
 class OverlappedBatch:
-    """
-    A batch that has reached this process.
-
-    Args:
-        job: The pool's numbers of the job.
-        arguments: Those of `run_batch`.
-    """
+    """A batch that has reached this process."""
 
     def __init__(self, job: tuple[Any, Any], arguments: tuple[Any, ...]) -> None:
         self.job = job
@@ -324,9 +307,6 @@ class OverlappedBatch:
         Have the main thread call the model, and return when it has; see `RunModel`.
 
         What the model needs is prepared here, while the main thread runs the batch before.
-
-        Raises:
-            BaseException: What ended the call there.
         """
         self._offer(call)
         return self._await_end()
@@ -354,12 +334,7 @@ class OverlappedBatch:
 
 
 def start_threads(app: Any) -> None:
-    """
-    Start the worker threads of this pool process, if its batches may overlap.
-
-    Args:
-        app: The Celery app.
-    """
+    """Start the worker threads of this pool process, if its batches may overlap."""
     worker = current_worker()
     if worker is not None:
         _WorkerThreads(app, worker).start()
@@ -374,13 +349,7 @@ class _OrdinaryJob:
 
 
 class _WorkerThreads:
-    """
-    The worker threads of this process.
-
-    Args:
-        app: The Celery app.
-        worker: Billiard's worker, whose loop runs on the main thread.
-    """
+    """The worker threads of this process."""
 
     def __init__(self, app: Any, worker: Any) -> None:
         self._app = app

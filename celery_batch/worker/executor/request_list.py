@@ -51,17 +51,7 @@ _DONE: TraceResult = (0, None, 0.0)
 
 
 def run_requests(task: Any, payload: BatchPayload, limit: SoftLimit) -> BatchEnd:
-    """
-    Call a task's function once, with all requests of a batch.
-
-    Args:
-        task: The `Batches` task.
-        payload: The batch's requests, oldest first.
-        limit: The soft time limit, which interrupts the function.
-
-    Returns:
-        The outcome of each request.
-    """
+    """Call a task's function once, with all requests of a batch; return the outcome of each."""
     try:
         unreadable = read_stored_values(task, payload)
     except StoreError as error:

@@ -39,10 +39,6 @@ def read_stored_values(task: Any, payload: BatchPayload) -> dict[int, Exception 
 
     Those of all are no larger than those of one message may be.
 
-    Args:
-        task: The batch task.
-        payload: Its deliveries are replaced.
-
     Returns:
         By index, the error of each request whose values cannot be had, or what becomes of it.
 

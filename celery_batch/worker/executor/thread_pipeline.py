@@ -53,14 +53,7 @@ class _Cancelled(BaseException):
 
 
 class _Batch(OverlappedBatch):
-    """
-    A batch, and the pool's callbacks for it.
-
-    Args:
-        arguments: Those of `run_batch`.
-        on_accepted: Called when the model is about to run, with the process and the time.
-        on_end: Called with the batch's end.
-    """
+    """A batch, and the pool's callbacks for it."""
 
     def __init__(
         self,
@@ -76,12 +69,7 @@ class _Batch(OverlappedBatch):
     # These methods run on the worker thread.
 
     def run_model(self, call: ModelCall) -> float:
-        """
-        Have the pool's thread call the model, and announce the start meanwhile.
-
-        Raises:
-            BaseException: What ended the call there.
-        """
+        """Have the pool's thread call the model, and announce the start meanwhile."""
         self._offer(call)
         self.await_start()
         self.announce_start()
@@ -100,14 +88,7 @@ class _Batch(OverlappedBatch):
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """
-    A job of the pool's thread.
-
-    Args:
-        run: Runs it.
-        batch: Its batch, if that overlaps.
-        is_exclusive: Whether nothing may run beside it.
-    """
+    """A job of the pool's thread."""
 
     run: Callable[[], object]
     batch: _Batch | None = None
@@ -115,13 +96,7 @@ class _Job:
 
 
 class ThreadPipeline:
-    """
-    Runs the jobs of a threads pool that has one thread.
-
-    Args:
-        app: The Celery app.
-        pool: Celery's pool.
-    """
+    """Runs the jobs of a threads pool that has one thread."""
 
     def __init__(self, app: Any, pool: TaskPool) -> None:
         self._app = app
@@ -271,13 +246,7 @@ class ThreadPipeline:
 
 
 def overlap_in(pool: Any, app: Any) -> None:
-    """
-    Have the batches of a pool overlap, if it is a threads pool of one thread.
-
-    Args:
-        pool: Celery's pool, before its first job.
-        app: The Celery app.
-    """
+    """Have the batches of a pool overlap, if it is a threads pool of one thread."""
     if isinstance(pool, TaskPool) and overlap_state(app, pool.limit, pool="threads").is_on:
         ThreadPipeline(app, pool).start()
 

@@ -50,15 +50,7 @@ def _short_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 class WarmUp:
-    """
-    Receives the reports of pool processes about loading their models.
-
-    Args:
-        tasks: The names of the batch tasks to serve.
-        processes: How many pool processes there will be.
-        timeout: Seconds that loading may take.
-        concurrency_warning: Warns of the memory of all processes, when the first is warm.
-    """
+    """Receives the reports of pool processes about loading their models."""
 
     def __init__(
         self,
@@ -86,9 +78,6 @@ class WarmUp:
     def wait(self, pool: Any) -> None:
         """
         Return when every process of the pool is warm.
-
-        Args:
-            pool: Celery's started prefork pool.
 
         Raises:
             LoadFailed: A process could not load, died while loading, or took too long.
@@ -153,13 +142,7 @@ class WarmUp:
 
 
 class ConcurrencyWarning:
-    """
-    The warning of one worker.
-
-    Args:
-        models: The names of its models.
-        processes: How many pool processes there will be.
-    """
+    """The warning of one worker."""
 
     def __init__(self, models: Collection[str], processes: int) -> None:
         self._models = models
@@ -170,14 +153,7 @@ class ConcurrencyWarning:
     def if_default(
         cls, worker: Any, tasks: Collection[Any], given: dict[str, Any]
     ) -> ConcurrencyWarning | None:
-        """
-        Return the warning if the number of processes is Celery's default, else None.
-
-        Args:
-            worker: Celery's worker.
-            tasks: The batch tasks that it serves.
-            given: The worker's options, as its steps receive them.
-        """
+        """Return the warning if the number of processes is Celery's default, else None."""
         is_chosen = given.get("concurrency") or worker.app.conf.worker_concurrency
         models = sorted({task.model.__qualname__ for task in tasks if task.model})
         is_single = worker.concurrency == 1 or not issubclass(worker.pool_cls, PreforkPool)

@@ -25,9 +25,6 @@ class BackgroundThread:
     Runs one call after another in a daemon thread, which the first call starts.
 
     An executor of the standard library has no bound, and a process waits for its thread at exit.
-
-    Args:
-        name: The name of the thread.
     """
 
     def __init__(self, name: str = "batch-refusals") -> None:
@@ -36,13 +33,7 @@ class BackgroundThread:
         self._thread: Thread | None = None
 
     def submit(self, function: Callable[[], object], then: Callable[[], object]) -> None:
-        """
-        Run a function, then another one.
-
-        Args:
-            function: May block; dropped if too many calls wait.
-            then: Called in any case.
-        """
+        """Run a function that may block, unless too many wait; then, in any case, `then`."""
 
         def run() -> None:
             try:

@@ -32,12 +32,7 @@ _MOST_BYTES = 64 << 20
 
 
 class DeadLetters:
-    """
-    Writes copies of messages to the dead-letter queue, if there is one.
-
-    Args:
-        consumer: Celery's consumer; its app's ``batch_dead_letter_queue`` names the queue.
-    """
+    """Writes copies of messages to the dead-letter queue, if there is one."""
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer

@@ -11,7 +11,6 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 __all__ = ["Expiries", "time_of"]
 
-
 #: What Celery's clients write by default, with their clock in UTC.
 _USUAL = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}\+00:00")
 
@@ -32,13 +31,7 @@ def time_of(value: Any) -> Any:
 
 
 class Expiries:
-    """
-    When the requests of one batch expire.
-
-    Args:
-        app: The Celery app.
-        headers: The header of each request, or None.
-    """
+    """When the requests of one batch expire."""
 
     def __init__(self, app: Any, headers: Iterable[Any]) -> None:
         said = {place: value for place, value in enumerate(headers) if value}

@@ -4,7 +4,7 @@ The format that a message must have.
 
 Anything can be written to a broker.  What is checked here is what kombu, Celery and we
 rely on without a check: a worker must refuse a malformed message, and must not
-fail the other messages with it.
+fail the other messages with it.  Each check raises `Malformed`.
 """
 
 from __future__ import annotations
@@ -80,9 +80,6 @@ def check_envelope(envelope: Any, codecs: Mapping[str, Any], *, small: bool = Fa
         envelope: As decoded.
         codecs: What the channel can decode bodies with.
         small: It is known to be small, so that nothing needs to be counted.
-
-    Raises:
-        Malformed: Kombu cannot read it.
     """
     if not isinstance(envelope, dict):
         raise Malformed(f"it is a {type(envelope).__name__}, not an object")
@@ -104,12 +101,7 @@ def check_envelope(envelope: Any, codecs: Mapping[str, Any], *, small: bool = Fa
 
 
 def check_content(message: Any) -> None:
-    """
-    Check what is needed to decode the body of a message, on any broker.
-
-    Raises:
-        Malformed: Its content type or encoding is no short text.
-    """
+    """Check what is needed to decode the body of a message, on any broker."""
     for name in ("content_type", "content_encoding"):
         value = getattr(message, name)
         if value is not None and not _is_short_text(value):
@@ -117,12 +109,7 @@ def check_content(message: Any) -> None:
 
 
 def check_vital(fields: Mapping[str, Any]) -> None:
-    """
-    Check the headers of an ordinary task that could stop the whole worker.
-
-    Raises:
-        Malformed: A value is of a type that stops Celery's main process.
-    """
+    """Check the headers of an ordinary task that could stop the whole worker."""
     vital = ("timelimit", "stamps", "stamped_headers")
     _check_known({name: fields.get(name) for name in vital}, _FIELDS, "")
 
@@ -134,9 +121,6 @@ def check_headers(fields: Mapping[str, Any], properties: Mapping[str, Any]) -> N
     Args:
         fields: The headers, and for Celery's older protocol the body's fields.
         properties: Of the message.
-
-    Raises:
-        Malformed: A value has a wrong type or size.
     """
     for name in ("id", "task"):
         if not is_name(fields.get(name)):
@@ -161,9 +145,6 @@ def check_payload(payload: Any, *, is_current: bool = True) -> None:
     Args:
         payload: The body.
         is_current: Whether the message's headers name the task, as in Celery's current protocol.
-
-    Raises:
-        Malformed: It is something else.
     """
     # Celery reads an object as arguments in its older protocol, or where it says "args".
     if isinstance(payload, dict) and ("args" in payload or not is_current):
@@ -188,12 +169,7 @@ def check_payload(payload: Any, *, is_current: bool = True) -> None:
 
 
 def check_size(value: Any) -> None:
-    """
-    Count the values, levels and characters of headers and properties, without recursion.
-
-    Raises:
-        Malformed: There are too many.
-    """
+    """Count the values, levels and characters of headers and properties, without recursion."""
     level, values, text = [value], 0, 0
     for _ in range(DEEPEST):
         below: list[Any] = []

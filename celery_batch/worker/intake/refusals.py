@@ -35,14 +35,7 @@ _HEADERS = re.compile(r'"headers":')
 
 
 def store_refusal(task: Any, fields: dict[str, Any], error: Exception) -> None:
-    """
-    Store a failure for the caller of a refused message, if the result backend can.
-
-    Args:
-        task: The task that it names.
-        fields: The message's headers and properties, which have been checked.
-        error: What is wrong with it.
-    """
+    """Store a failure for the caller of a refused message, if the result backend can."""
     refusal: MessageRefused = MessageRefused(reason_of(error))
     if isinstance(error, TooLarge):
         refusal = MessageTooLarge(f"{task.name}: {reason_of(error)}")
@@ -61,14 +54,7 @@ def reason_of(error: Exception) -> str:
 
 
 def log_refusal(raw: bytes, reason: str, about: Mapping[str, str]) -> None:
-    """
-    Log in one line that a message is refused, what it names, and how it begins.
-
-    Args:
-        raw: The message, or its body.
-        reason: Why it is refused.
-        about: Its task and its id, as far as they are known; anybody can have written them.
-    """
+    """Log in one line that a message is refused, what it names, and how it begins."""
     known = [(name, about[name][:_LONGEST_SHOWN]) for name in ("task", "id") if name in about]
     named = "".join(f"; its {name} is {text!a}" for name, text in known)
     logger.error("Refused a message: %s%s; it begins %r", reason, named, raw[:_SHOWN])

@@ -35,13 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def wants_events(eventer: Any, task: Any) -> bool:
-    """
-    Return whether the events of a task's requests are sent.
-
-    Args:
-        eventer: Celery's event dispatcher, which may be missing.
-        task: Of the requests.
-    """
+    """Return whether the events of a task's requests are sent."""
     if not eventer or not eventer.enabled or not task.send_events:
         return False
     return not eventer.groups or "task" in eventer.groups

@@ -53,11 +53,6 @@ def batches(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
     Return a handler for the messages of a batch task.
 
     Celery calls this for each connection; nothing of an old one is kept.
-
-    Args:
-        task: The batch task.
-        app: The Celery app.
-        consumer: Celery's consumer.
     """
     if not ConsumerContext.is_attached(consumer):
         return partial(_attach_and_handle, task, app, consumer)
@@ -111,16 +106,7 @@ class _ConsumerProxy(RateLimits):
 
 
 class FastPath:
-    """
-    A batch task's strategy: the fast path, and Celery's own for all other messages.
-
-    Args:
-        consumer: Celery's consumer.
-        scheduler: Its scheduler.
-        task: The batch task.
-        usual: Celery's own strategy for it.
-        add: Adds Celery's request to its task queue.
-    """
+    """A batch task's strategy: the fast path, and Celery's own for all other messages."""
 
     def __init__(
         self,
@@ -223,14 +209,7 @@ def _log_received(request: Any) -> None:
 
 
 def _add_unrouted(consumer: Any, task_queue: TaskQueue, request: Any) -> None:
-    """
-    Add a request to its task queue, and prepare the worker for its task if it is the first.
-
-    Args:
-        consumer: Celery's consumer.
-        task_queue: Of a task that was not served when this connection was made.
-        request: Celery's request.
-    """
+    """Add a request to its task queue, and prepare the worker for its task if it is the first."""
     context = ConsumerContext.of(consumer)
     if task_queue.task not in context.worker.tasks:
         _serve(consumer, context, task_queue.task)

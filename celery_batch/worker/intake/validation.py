@@ -78,19 +78,12 @@ __all__ = [
     "limit_decompression",
 ]
 
-
 #: The content type of an AMQP message whose properties could not be read: no task accepts it.
 UNREADABLE = "application/x-unreadable-properties"
 
 
 def check_deliveries(channel: Any, refuse: Callable[[bytes, str], None]) -> None:
-    """
-    Check what a transport gives to its consumers: tasks, remote control, gossip.
-
-    Args:
-        channel: Of the transport.
-        refuse: Called with a malformed message and what is wrong with it.
-    """
+    """Check what a transport gives to its consumers: tasks, remote control, gossip."""
     codecs = channel.codecs
 
     def checked(deliver: Callable[[Any, str], None]) -> Callable[[Any, str], None]:
@@ -108,13 +101,7 @@ def check_deliveries(channel: Any, refuse: Callable[[bytes, str], None]) -> None
 
 
 def check_blocking_pops(client: Any, read: Callable[[bytes], Any]) -> None:
-    """
-    Check what kombu's BRPOP returns, before kombu decodes it.
-
-    Args:
-        client: The Redis client that pops.
-        read: Decodes a message; returns None if it refuses it.
-    """
+    """Check what kombu's BRPOP returns, before kombu decodes it; `read` may return None."""
     parse = client.parse_response
 
     def parse_response(connection: Any, command_name: str, **options: Any) -> Any:
@@ -186,12 +173,7 @@ def _decompress(begin: Callable[[], Any], limit: int, data: bytes) -> bytes:
 
 
 def limit_decompression(limit: int | None) -> None:
-    """
-    Let kombu decompress no message beyond a size, in this process.
-
-    Args:
-        limit: Bytes; None to leave kombu as it is.
-    """
+    """Let kombu decompress no message beyond so many bytes, in this process; None for any."""
     if limit is None:
         return
     for content_type, stock, begin in _streams():
@@ -220,7 +202,6 @@ def _streams() -> list[tuple[str, Any, Callable[[], Any]]]:
 
 logger = logging.getLogger(__name__)
 
-
 #: The fields of a message that names none.
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -229,12 +210,7 @@ _STOCK = ("create_task_handler", "on_decode_error", "on_invalid_task")
 
 
 class MessageValidator:
-    """
-    Checks each message before kombu and Celery rely on it.
-
-    Args:
-        consumer: Celery's consumer.
-    """
+    """Checks each message before kombu and Celery rely on it."""
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
@@ -414,13 +390,7 @@ class MessageValidator:
         return is_ordinary or message.channel is not self._channel
 
     def refuse_read(self, request: Any, reason: str) -> None:
-        """
-        Refuse a message whose body a pool process decoded and found malformed.
-
-        Args:
-            request: Celery's request of it.
-            reason: What is wrong with it.
-        """
+        """Refuse a message whose body a pool process decoded and found malformed."""
         task_ready(request)
         self._refuse(request.message, Malformed(reason))
 

@@ -43,13 +43,10 @@ __all__ = [
     "address_of",
 ]
 
-
 #: Overrides the setting for one worker.
 VARIABLE = "CELERY_BATCH_METRICS"
 
-
 _LAST_PORT = 65535
-
 
 _FORM = re.compile(r"(?:(?P<host>.*):)?(?P<first>\d{1,5})(?:-(?P<last>\d{1,5}))?")
 
@@ -104,23 +101,15 @@ def address_of(app: Any, environ: Mapping[str, str] = os.environ) -> MetricsAddr
 
 logger = logging.getLogger(__name__)
 
-
 #: Seconds for which an answer is used, and until a broker that did not answer is asked again.
 _FRESH, _PAUSE = 1.0, 5.0
-
 
 #: Seconds for which a scrape waits for an answer.
 _TIMEOUT = 2.0
 
 
 class QueueDepths:
-    """
-    Reads the depths of broker queues, on a connection and a thread of its own.
-
-    Args:
-        app: The Celery app.
-        queues: The names of the queues.
-    """
+    """Reads the depths of broker queues, on a connection and a thread of its own."""
 
     def __init__(self, app: Any, queues: Iterable[str]) -> None:
         self._app = app
@@ -171,9 +160,7 @@ class QueueDepths:
 #: Seconds after which a taken port is tried again.
 _RETRY_AFTER = 5.0
 
-
 _ALL = {"", "0.0.0.0", "::"}  # noqa: S104 (the names of all addresses)
-
 
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 (what a port without a host means)
 
@@ -197,9 +184,6 @@ class BatchMetrics(bootsteps.StartStopStep):  # type: ignore[misc]
     def serve(self, queues: list[str]) -> None:
         """
         Start to serve, if the settings ask for that and it has not been done.
-
-        Args:
-            queues: The broker queues whose depths to include.
 
         Raises:
             ConfigurationError: The address is wrong, or a library is missing.
@@ -231,14 +215,7 @@ class BatchMetrics(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 class _Exporter:
-    """
-    The HTTP server of one worker.
-
-    Args:
-        worker: Celery's worker.
-        address: Where to serve.
-        depths: Reads the depths of its broker queues.
-    """
+    """The HTTP server of one worker."""
 
     def __init__(self, worker: Any, address: MetricsAddress, depths: QueueDepths) -> None:
         try:

@@ -125,12 +125,7 @@ class HealthReport:
         return bool(self._file or self._notify)
 
     def beat(self, *, drained: bool = False) -> None:
-        """
-        Report that the event loop runs.
-
-        Args:
-            drained: The worker takes no messages.
-        """
+        """Report that the event loop runs."""
         state, changes = "drained" if drained else "ready", []
         if self._state != state:
             changes = ["READY=1", f"STATUS={'Drained: takes no' if drained else 'Takes'} tasks."]

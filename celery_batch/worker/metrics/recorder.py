@@ -145,13 +145,7 @@ class BatchRecorder:
         return self.ask(lambda meter: meter.idle.seconds(now, busy, processes))
 
     def ended(self, job: BatchJob, follow_up: FollowUp) -> None:
-        """
-        Record a batch that has ended.
-
-        Args:
-            job: The batch.
-            follow_up: What follows for its requests.
-        """
+        """Record a batch that has ended."""
         if job.accepted:
             try:
                 self._add(job, follow_up)

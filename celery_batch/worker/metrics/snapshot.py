@@ -21,12 +21,7 @@ __all__ = [
 
 
 def task_reports(context: ConsumerContext) -> dict[str, dict[str, Any]]:
-    """
-    Return the state of each batch task that a worker serves or has served, by name.
-
-    Args:
-        context: The worker's consumer.
-    """
+    """Return the state of each batch task that a worker serves or has served, by name."""
     scheduler, config = context.scheduler, context.runtime_config
     served = {task.name for task in context.worker.tasks}
     reports = scheduler.report()
@@ -46,11 +41,7 @@ def stats_of(consumer: Any) -> dict[str, Any]:
     """
     Return a worker's statistics, and under "tasks" those of each batch task.
 
-    Args:
-        consumer: Celery's consumer.
-
-    Returns:
-        All times are in seconds; None is a number that is not known yet.
+    All times are in seconds; None is a number that is not known yet.
     """
     context = ConsumerContext.of(consumer)
     scheduler, now = context.scheduler, time.monotonic()
@@ -79,12 +70,7 @@ def _devices(consumer: Any, processes: int) -> list[str]:
 
 
 def in_words(stats: Mapping[str, Any]) -> dict[str, str]:
-    """
-    Return the statistics as text, under readable names.
-
-    Args:
-        stats: A worker's answer to ``batch_stats``.
-    """
+    """Return a worker's answer to ``batch_stats`` as text, under readable names."""
     lines = {
         f"batches of {name}": _task(task)
         for name, task in stats["tasks"].items()

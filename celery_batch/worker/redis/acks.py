@@ -31,14 +31,6 @@ class RedisAcks(CollectedAcks):
     Acknowledgements are late by less than a pass, so delivery stays at least once.  Those that
     could not be sent on a lost connection are kept for the next one: the delivery tags are
     the messages' own and stay valid.
-
-    Args:
-        channel: Kombu's Redis channel.
-        consumer: Celery's consumer, with an event loop.
-        scheduler: Of the same worker.
-        lease: On the messages of this connection.
-        tags: What could not be sent on earlier connections; more is added when
-            this one has ended.
     """
 
     fetches_per_task = True

@@ -70,14 +70,7 @@ class Found(NamedTuple):
 
 
 class AnswerCache:
-    """
-    The cached answers of one task.
-
-    Args:
-        task_name: The task's.
-        ttl: Seconds for which an answer is kept.
-        backend: Celery's Redis backend of the server that keeps them.
-    """
+    """The cached answers of one task."""
 
     def __init__(self, task_name: str, ttl: float, backend: Any) -> None:
         self._name = task_name
@@ -204,10 +197,6 @@ def cache_backend(app: Any, task_name: str) -> Any:
     """
     Return Celery's Redis backend of the server that keeps the answers of an app's tasks.
 
-    Args:
-        app: The Celery app.
-        task_name: A task with a cache, for the error.
-
     Raises:
         ConfigurationError: Neither `batch_cache_url` nor the result backend is a Redis.
     """
@@ -230,12 +219,7 @@ def cache_backend(app: Any, task_name: str) -> Any:
 
 
 def check_caches(tasks: Iterable[Any]) -> None:
-    """
-    Check that answers of these tasks can be kept, if they are to be.
-
-    Raises:
-        ConfigurationError: There is no Redis for them.
-    """
+    """Check that answers of these tasks can be kept, if they are to be."""
     for task in tasks:
         if task.cache_ttl is not None:
             cache_backend(task.app, task.name)

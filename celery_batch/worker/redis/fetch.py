@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from itertools import product
 from queue import Empty
-from typing import Any, Protocol
+from typing import Any
 
 from celery.utils.functional import noop
 from kombu.transport import virtual
@@ -32,12 +32,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
 from celery_batch.compat.kombu import BlockingPop, drop_raw_message, raw_message, redis_list
+from celery_batch.worker.intake.validation import MessageValidator
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.redis.scripts import script
 from celery_batch.worker.redis.wakeup import QueueWakeup
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
-__all__ = ["BulkFetch", "Decoder", "QueueLists", "record_single_messages"]
+__all__ = ["BulkFetch", "QueueLists", "record_single_messages"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +52,7 @@ _FETCH_EVERY = 1.0
 
 
 class QueueLists:
-    """
-    The Redis lists of one channel's queues: one for each priority step of each queue.
-
-    Args:
-        channel: Kombu's Redis channel.
-        pop: Of the channel.
-        scheduler: Where messages go; it knows how many more can be used.
-    """
+    """The Redis lists of one channel's queues: one for each priority step of each queue."""
 
     def __init__(self, channel: Any, pop: BlockingPop, scheduler: Scheduler) -> None:
         self._channel = channel
@@ -128,28 +122,11 @@ class QueueLists:
         return guaranteed if tasks else [min(most, credit) for most in guaranteed]
 
 
-class Decoder(Protocol):
-    """Decodes messages from Redis lists."""
-
-    def decode_many(self, raws: Sequence[bytes]) -> list[Any]:
-        """Return messages decoded together; None for one that `read` is to decode."""
-
-    def read(self, raw: bytes, then: Callable[[], object], decoded: Any) -> Any:
-        """Return a message decoded; None if it is refused: `then` is called when it may go."""
-
-
 class BulkFetch:
     """
     Fetches messages in bulk on one channel, until the channel is closed.
 
     It replaces kombu's BRPOP in the channel's part of the event loop.
-
-    Args:
-        channel: Kombu's Redis channel, which consumes with acknowledgements.
-        hub: Celery's event loop.
-        lease: Under which the messages are held.
-        scheduler: Where messages go; it knows how many more can be used.
-        decoder: Decodes messages.
     """
 
     def __init__(
@@ -158,13 +135,13 @@ class BulkFetch:
         hub: Any,
         lease: Lease,
         scheduler: Scheduler,
-        decoder: Decoder,
+        validator: MessageValidator,
     ) -> None:
         self._channel = channel
         self._qos = channel.qos
         self._lease = lease
         self._scheduler = scheduler
-        self._decoder = decoder
+        self._validator = validator
         self._pop = BlockingPop(channel)
         self._lists = QueueLists(channel, self._pop, scheduler)
         #: The lists of the last fetch, and their queues.
@@ -243,12 +220,7 @@ class BulkFetch:
         return _AT_ONCE if credit is None else max(credit, 1)
 
     def _read_reply(self, **_: Any) -> bool:
-        """
-        Read Redis' reply and deliver its messages.
-
-        Raises:
-            Empty: There were none.
-        """
+        """Read Redis' reply and deliver its messages; raise `Empty` if there are none."""
         found = self._messages()
         if not found:
             self._empty = frozenset(self._fetched)
@@ -309,13 +281,13 @@ class BulkFetch:
     def _deliver(self, found: list[tuple[str, str, bytes]]) -> None:
         found = self._without_late_ones(found)
         self._recorded.update(tag for _, tag, _ in found if tag)
-        decoded = self._decoder.decode_many([message for *_, message in found])
+        decoded = self._validator.decode_many([message for *_, message in found])
         decoded.reverse()
         while found:
             queue, tag, message = found.pop(0)
             try:
                 then = partial(self._remove, tag) if tag else noop
-                envelope = self._decoder.read(message, then, decoded.pop())
+                envelope = self._validator.read(message, then, decoded.pop())
                 if envelope is not None:
                     self._note_task(queue, envelope.get("headers"))
                     self._pop.deliver(envelope, queue)
@@ -379,13 +351,7 @@ def _recorder(lease: Lease) -> Callable[[Any, str], None]:
 
 
 def record_single_messages(channel: Any, lease: Lease) -> None:
-    """
-    Have kombu fetch messages by itself, one at a time, and hold them under a lease.
-
-    Args:
-        channel: Kombu's Redis channel, which consumes with acknowledgements.
-        lease: Of this connection.
-    """
+    """Have kombu fetch messages by itself, one at a time, and hold them under a lease."""
     record, qos = _recorder(lease), channel.qos
 
     def append(message: Any, tag: str) -> None:

@@ -121,13 +121,7 @@ def boottime() -> float:
 
 
 def own_pool(channel: Any, timeout: float) -> ConnectionPool:
-    """
-    Return a connection pool with the settings of a channel's own, but without retries.
-
-    Args:
-        channel: Kombu's Redis channel.
-        timeout: Seconds until a Redis that does not answer is an error.
-    """
+    """Return a pool with a channel's own settings, but a timeout, in seconds, and no retries."""
     pool = channel.pool
     options = {**pool.connection_kwargs, "socket_timeout": timeout, "health_check_interval": 0}
     if "socket_connect_timeout" in options:

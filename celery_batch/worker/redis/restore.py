@@ -31,14 +31,7 @@ _MOST_EXPIRED = 1000
 
 
 class Restorer:
-    """
-    Puts messages back into their queues.
-
-    Args:
-        channel: Kombu's Redis channel.
-        client: A plain Redis client.
-        keys: Of this worker.
-    """
+    """Puts messages back into their queues."""
 
     def __init__(self, channel: Any, client: Any, keys: Keys) -> None:
         self._channel = channel
@@ -79,13 +72,7 @@ class Restorer:
         return restored
 
     def restore_dead(self, owner: str, alive: str) -> int:
-        """
-        Put back all messages of a dead worker, and count a loss for those that ran.
-
-        Args:
-            owner: The dead one.
-            alive: The value of its `alive` key; "" if that has expired.
-        """
+        """Put back a dead worker's messages, and count a loss for those that ran; see `restore`."""
         return self.restore(self._flags(owner), owner, alive=alive, forget_owner=True)
 
     def restore_own(self, owner: str) -> int:
@@ -94,11 +81,8 @@ class Restorer:
 
     def restore_expired(self, timeout: float, most: int | None) -> int:
         """
-        Put back messages that were not refreshed in time, as kombu does.
-
-        Args:
-            timeout: The visibility timeout, in seconds.
-            most: Most messages.
+        Put back messages not refreshed within the visibility timeout, at most so many, as kombu
+        does.
         """
         keys = self._keys
         latest, *found = self._find_expired(

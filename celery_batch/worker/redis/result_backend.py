@@ -90,12 +90,7 @@ class _OfThread(threading.local):
 
 
 class BulkResultWriter:
-    """
-    Replaces a Redis backend's `_store_result`.
-
-    Args:
-        backend: A Redis or Sentinel backend, or one derived from them.
-    """
+    """Replaces a Redis backend's `_store_result`."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -305,13 +300,7 @@ def named_channel(name: Any) -> str:
 
 
 def notify_clients(app: Any, tasks: Iterable[Any]) -> None:
-    """
-    Notify clients of all results stored in this process and those it forks.
-
-    Args:
-        app: The Celery app.
-        tasks: Its batch tasks, which may have their own backends.
-    """
+    """Notify clients of all results stored in this process and those it forks."""
     if _is_stock(app):
         return
     on_new_backend(app, BulkResultWriter.of)

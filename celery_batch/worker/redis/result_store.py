@@ -31,29 +31,22 @@ from celery_batch.worker.redis.scripts import lacks_command, script
 
 __all__ = ["Entry", "RedisStore", "temporary_errors"]
 
-
 logger = logging.getLogger(__name__)
-
 
 #: States that are not overwritten.
 _FINAL = (states.SUCCESS, states.REVOKED)
 
-
 #: Results and bytes in one script, or one larger result: Redis serves no other client meanwhile.
 _MOST_RESULTS, _MOST_BYTES = 512, LARGEST_PAYLOAD
-
 
 #: Seconds until a Redis that refused scripts is tried again: its ACL may have been changed.
 _TRY_AGAIN = 60.0
 
-
 #: What to do with a result: look at the stored one first, write it, or keep the stored one.
 _LOOK, _WRITE, _KEEP = "l", "w", "k"
 
-
 #: A reply channel, the facts of the batch, and the prefix of the id of a task that has not ended.
 _Address = tuple[str, bytes, str]
-
 
 #: For each address, the id, stored value and wait of each task.
 _Notifications = dict[_Address, list[tuple[str, str | bytes, float]]]
@@ -88,12 +81,7 @@ class Entry(NamedTuple):
 
 
 class RedisStore:
-    """
-    Stores many results at once in the Redis of one of Celery's backends.
-
-    Args:
-        backend: A Redis or Sentinel backend.
-    """
+    """Stores many results at once in the Redis of one of Celery's backends."""
 
     #: Until when this backend does without scripts, on the monotonic clock.
     without_scripts_until = 0.0

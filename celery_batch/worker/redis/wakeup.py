@@ -61,14 +61,7 @@ class _QueueWait:
 
 
 class QueueWakeup:
-    """
-    Waits with one connection for each list, because BLMOVE waits for one list only.
-
-    Args:
-        channel: Kombu's Redis channel.
-        hub: Celery's event loop.
-        on_message: Called on the loop when a list has a message.
-    """
+    """Waits with one connection for each list, because BLMOVE waits for one list only."""
 
     def __init__(self, channel: Any, hub: Any, on_message: Callable[[], object]) -> None:
         self._pool = own_pool(channel, _TIMEOUT)
@@ -81,12 +74,7 @@ class QueueWakeup:
         self._is_closed = self._has_failed = self._is_forbidden = False
 
     def wait(self, keys: Iterable[str]) -> None:
-        """
-        Wait for messages in these lists, and in no others; new connections take a moment.
-
-        Args:
-            keys: The lists, key prefix included.
-        """
+        """Wait for messages in these lists, and in no others; new connections take a moment."""
         wanted, now = set(keys), boottime()
         for key, wait in list(self._waits.items()):
             is_lost = wait.sent_at and now - wait.sent_at > _LOST_AFTER

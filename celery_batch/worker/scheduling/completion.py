@@ -34,15 +34,7 @@ _SUCCESS = (0, None, 0.0)
 
 
 class Completion:
-    """
-    Carries out what follows a batch, at once or a few requests in each pass of the event loop.
-
-    Args:
-        consumer: Celery's consumer.
-        redelivery: Records which requests have ended.
-        refuse: Called with a request whose body could not be decoded, and the reason.
-        enqueue: Called with a request that is to run again; returns whether it can.
-    """
+    """Carries out what follows a batch, at once or a few requests in each pass of the loop."""
 
     def __init__(
         self,

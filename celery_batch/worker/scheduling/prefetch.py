@@ -35,13 +35,7 @@ _NO_LIMIT = 1 << 20
 def messages_per_process(
     tasks: Iterable[Any], policy: Callable[[Any], BatchPolicy] = policy_of
 ) -> int:
-    """
-    Return how many messages of these tasks one pool process can use.
-
-    Args:
-        tasks: Batch tasks.
-        policy: Returns the policy of a task.
-    """
+    """Return how many messages of these tasks one pool process can use."""
     return sum(_messages(task, policy(task)) for task in tasks)
 
 
@@ -54,16 +48,7 @@ def _messages(task: Any, policy: BatchPolicy) -> int:
 
 
 def adjust_prefetch(consumer: Any, policy: Callable[[Any], BatchPolicy]) -> tuple[int, int]:
-    """
-    Set the prefetch of a running consumer to what the served tasks can use now.
-
-    Args:
-        consumer: Celery's consumer; it prefetches at least what its user has set.
-        policy: Returns the policy of a task.
-
-    Returns:
-        The prefetch before and after; 0 for no limit.
-    """
+    """Set a consumer's prefetch to what its tasks can use; return the old and the new one."""
     before: int = consumer.prefetch_multiplier
     if not before:  # Celery's value for no limit
         return 0, 0
@@ -108,10 +93,6 @@ def override_disabled_prefetch(consumer: Any, policy: Callable[[Any], BatchPolic
 
     Celery then stops reading as soon as it holds one request per pool process.
     Requests that wait for a batch are held, so every batch would have one request.
-
-    Args:
-        consumer: Celery's consumer, its task consumer started.
-        policy: Returns the policy of a task.
     """
     conf = consumer.app.conf
     is_disabled = conf.get("worker_disable_prefetch")  # a setting since 5.6
@@ -146,10 +127,6 @@ def limit_to_capacity(consumer: Any, limits: FetchLimits) -> None:
 
     The prefetch is wide enough for all batch tasks of the worker at once; without
     this, one busy task would fill it.
-
-    Args:
-        consumer: Celery's consumer, its task consumer started.
-        limits: Its limits.
     """
     if consumer.connection.transport.driver_type != "redis":
         return
@@ -164,10 +141,6 @@ class FetchLimits:
 
     All methods take the names of the tasks that a broker queue may bring, or None if it may
     bring any, and the urgency of messages: a smaller number goes first.
-
-    Args:
-        task_queues: By the names of their tasks; more are added later.
-        slots: The slots of the worker.
     """
 
     def __init__(self, task_queues: Mapping[str, TaskQueue], slots: Slots) -> None:

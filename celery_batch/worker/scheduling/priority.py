@@ -77,15 +77,7 @@ class TaskPriority:
     def seconds_until_ready(
         task_queues: Collection[TaskQueue], jobs: Collection[BatchJob], processes: int, now: float
     ) -> float:
-        """
-        Return in how many seconds to make the next batch ready: just before a process is free.
-
-        Args:
-            task_queues: All task queues.
-            jobs: All jobs that have not ended.
-            processes: How many of them run at once.
-            now: On the monotonic clock.
-        """
+        """Return in how many seconds to make a batch ready: just before a process is free."""
         if not is_shared(task_queues, now):
             return 0.0
         usual = {each.task.name: each.usual_seconds or 0.0 for each in task_queues}
@@ -100,13 +92,7 @@ class TaskPriority:
         return max(ends[0] - now - collating - _READY_BEFORE, 0.0)
 
     def overtaken_by(self, task_queue: TaskQueue, jobs: Iterable[BatchJob]) -> BatchJob | None:
-        """
-        Return the batch that is ready, if the next batch of a task would go before it.
-
-        Args:
-            task_queue: The queue of the task.
-            jobs: All jobs that have not ended.
-        """
+        """Return the batch that is ready, if the next batch of a task would go before it."""
         ready = [job for job in jobs if not job.accepted]
         if len(ready) != 1:
             return None

@@ -14,13 +14,7 @@ __all__ = ["queue_report"]
 
 
 def queue_report(queue: TaskQueue, tally: Tally) -> dict[str, Any]:
-    """
-    Return the policy and the counts of a task queue; times in seconds.
-
-    Args:
-        queue: The task's.
-        tally: The counts of its batches that have ended.
-    """
+    """Return the policy and the counts of a task queue; times in seconds."""
     policy = queue.policy
     return (
         ({} if queue.keys is None else {"keys": queue.keys})

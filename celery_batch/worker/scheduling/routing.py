@@ -40,13 +40,7 @@ def routed_queues(app: Any, *, with_own: bool = False) -> set[str]:
 
 
 def queue_of(app: Any, task: Any) -> str:
-    """
-    Return the name of the queue that a task's messages go to.
-
-    Args:
-        app: The Celery app.
-        task: The task.
-    """
+    """Return the name of the queue that a task's messages go to."""
     options = {"queue": task.queue} if getattr(task, "queue", None) else {}
     # A router adds the queues that it does not know: before Celery 5.7 a worker without -Q
     # would consume them, too.

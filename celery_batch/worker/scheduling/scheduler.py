@@ -60,13 +60,7 @@ class Fetch(Protocol):
 
 
 class Scheduler:
-    """
-    The task queues of one consumer, which share the slots of its pool.
-
-    Args:
-        consumer: Celery's consumer.
-        refuse: Called with a request whose body could not be decoded, and the reason.
-    """
+    """The task queues of one consumer, which share the slots of its pool."""
 
     def __init__(self, consumer: Any, refuse: Callable[[Any, str], None]) -> None:
         self._consumer = consumer

@@ -27,9 +27,6 @@ class Slots:
     Two slots for each pool process: one for the running batch, one for the batch that is ready.
 
     The device then need not wait until the next batch is formed.  The solo pool has one slot.
-
-    Args:
-        pool: Celery's pool.
     """
 
     def __init__(self, pool: Any) -> None:

@@ -46,12 +46,7 @@ def is_exempt(task_request: Any) -> bool:
 
 
 class CallTimes:
-    """
-    Learns from the batches of one task.
-
-    Args:
-        model: What is known.
-    """
+    """Learns from the batches of one task."""
 
     def __init__(self, model: LatencyModel | None = None) -> None:
         self.model = model or LatencyModel()
@@ -59,16 +54,7 @@ class CallTimes:
         self._warm: set[int | None] = set()
 
     def observe(self, job: BatchJob, *, in_cost: bool) -> bool:
-        """
-        Learn from a batch that has left its slot.
-
-        Args:
-            job: Of the batch.
-            in_cost: Whether work is cost, not rows.
-
-        Returns:
-            Whether it went as batches go.
-        """
+        """Learn from a batch that has left its slot; return whether it went as batches go."""
         answer = job.answer
         work = None if answer is None else answer.work
         if answer is None or work is None:
@@ -86,13 +72,7 @@ class CallTimes:
 
 
 class TargetTracker:
-    """
-    Keeps the batches of one task to its latency target, and counts the requests that met it.
-
-    Args:
-        batcher: Of the task.
-        processes: Returns how many batches can run at once.
-    """
+    """Keeps the batches of one task to its latency target, and counts the requests that met it."""
 
     def __init__(self, batcher: AnyBatcher[Any], processes: Callable[[], int]) -> None:
         self.queue: TargetedQueue[Any] = TargetedQueue(batcher, processes)

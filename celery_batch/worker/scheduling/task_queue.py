@@ -7,7 +7,7 @@ solo pool runs the whole batch inside the call that submits it.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from operator import attrgetter
@@ -27,7 +27,6 @@ from celery_batch.items.functions import item_cost_of, item_key_of
 from celery_batch.serialization.row_digest import row_digest_of
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import BatchEnd
-from celery_batch.worker.scheduling.arrivals import ArrivalRecorder
 from celery_batch.worker.scheduling.target import CallTimes, TargetTracker, is_exempt, sent_at
 
 __all__ = ["KEY_WINDOW", "LEAST_URGENT", "TaskQueue"]
@@ -49,6 +48,9 @@ _LATEST = 0.2
 #: How many bodies come between two that are measured.
 _EVERY = 15
 
+#: Arrivals that are kept until they are read.
+_MOST_ARRIVALS = 50_000
+
 #: Seconds after its latest batch for which a task counts as one that shares the device.
 _IN_USE = 60.0
 
@@ -59,11 +61,6 @@ class TaskQueue:
 
     While the task is paused, new requests are set aside.  Requests that must run again, because
     their batch broke, still run.
-
-    Args:
-        task: The batch task.
-        lock: Guards the decisions of all task queues of the worker.
-        processes: Returns how many batches can run at once.
     """
 
     #: The bytes of a usual body, as of late, and how many come before the next that is measured;
@@ -78,7 +75,7 @@ class TaskQueue:
     usual_collating = 0.0
 
     #: Keeps the arrivals while a client records them; else None.
-    _arrivals: ArrivalRecorder | None = None
+    _arrivals: _ArrivalRecorder | None = None
 
     def __init__(
         self,
@@ -248,7 +245,7 @@ class TaskQueue:
             rows, of the last 50,000 at most; and the number of the next.
         """
         if number is None or self._arrivals is None:
-            self._arrivals = ArrivalRecorder(number or 0)
+            self._arrivals = _ArrivalRecorder(number or 0)
         return self._arrivals.read(number or 0, seconds)
 
     def expire(self) -> list[Any]:
@@ -477,6 +474,41 @@ class TaskQueue:
         """Seconds since the oldest request arrived that waits or is set aside; 0 without one."""
         oldest: float = min([self.oldest, *(request.arrived for request in self._set_aside)])
         return max(time.monotonic() - oldest, 0.0)
+
+
+class _ArrivalRecorder:
+    """
+    Numbered arrivals, kept until their reader says that it has them, since a reply can be lost.
+
+    Args:
+        number: The number of the first arrival.
+    """
+
+    def __init__(self, number: int = 0) -> None:
+        self._arrivals: deque[tuple[float, float, int]] = deque(maxlen=_MOST_ARRIVALS)
+        self._next = number
+        self._until = 0.0
+
+    def note(self, arrived: float, cost: float, rows: int) -> bool:
+        """Keep an arrival, on the monotonic clock; return False where the recording is over."""
+        if arrived > self._until:
+            return False
+        self._arrivals.append((arrived, cost, rows))
+        self._next += 1
+        return True
+
+    def read(self, number: int, seconds: float) -> tuple[list[tuple[float, float, int]], int]:
+        """
+        Return the arrivals from a number on, and the next number; forget those before.
+
+        Args:
+            number: The first arrival that the reader does not have.
+            seconds: For how long, from now on, arrivals are recorded.
+        """
+        self._until = time.monotonic() + seconds
+        while self._arrivals and self._next - len(self._arrivals) < number:
+            self._arrivals.popleft()
+        return list(self._arrivals), self._next
 
 
 def _is_revoked(request: Any) -> bool:
