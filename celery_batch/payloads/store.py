@@ -49,6 +49,10 @@ PREFIX = "celery-batch-payload-"
 #: The names of files that are being written begin so.
 _UNFINISHED = f".{PREFIX}"
 
+#: Bytes that are read from a connection at once.  With redis-py's 64 KiB a payload of 600 kB takes
+#: 1.7 times the processor time.
+_READ_SIZE = 1 << 17
+
 #: Bytes that one round trip reads at most, unless a single payload is larger.
 _MOST_BYTES = 64 << 20
 
@@ -186,6 +190,7 @@ class RedisPayloads(PayloadStore):
         for name in ("socket_timeout", "socket_connect_timeout"):
             if name in params or (name == "socket_connect_timeout" and "path" not in params):
                 params[name] = min(params.get(name) or _TIMEOUT, _TIMEOUT)
+        params.setdefault("socket_read_size", _READ_SIZE)
         client = client_of(self.backend, params)
         client.set_retry(Retry(NoBackoff(), 1, (RedisConnectionError,)))
         return client
