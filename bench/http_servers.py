@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 import psutil
 
 from bench.peers import peers_python
+from bench.testbed import free_port
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.processes.redis_server import RedisServer
 
@@ -171,7 +171,7 @@ def running_server(server: HttpServer, redis: RedisServer, url: str) -> Iterator
     """
     with ExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory()))
-        env, port = {**os.environ, **_settings(url)}, _free_port()
+        env, port = {**os.environ, **_settings(url)}, free_port()
         places = {"port": port, "address": f"127.0.0.1:{redis.port}"}
         commands = {"worker": server.worker, "web": server.command}
         children = []
@@ -212,10 +212,3 @@ def _why_not(address: str, query: Query) -> str:
     except (OSError, HTTPException, ValueError) as error:
         return str(error) or type(error).__name__
     return "" if answer == query.answer else f"a wrong answer: {answer}"
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port

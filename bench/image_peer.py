@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]
 
 from bench.peers import peers_python
+from bench.testbed import free_port
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.processes.redis_server import RedisServer
 
@@ -27,9 +27,7 @@ _HEADERS = {"Content-Type": "application/msgpack"}
 @contextmanager
 def mosec_images(redis: RedisServer, sample: Any) -> Iterator[Callable[[Any], float]]:
     """Run mosec, and yield what asks it for the mean of an image, on one connection."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
+    port = free_port()
     command = [peers_python("peers-http"), "-m", "bench.peers_http.mosec_images", str(port)]
     command.append(f"unix://{redis.directory}/redis.sock?db=1")
     env = {**os.environ, "PYTHONPATH": str(_ROOT)}

@@ -21,7 +21,7 @@ import psutil
 from bench.peers import peers_python
 from celery_batch.processes.redis_server import RedisServer
 
-__all__ = ["OURS", "SystemProcess", "Testbed", "cpu_of", "testbed"]
+__all__ = ["OURS", "SystemProcess", "Testbed", "cpu_of", "free_port", "testbed"]
 
 _ROOT = Path(__file__).parents[1]
 
@@ -147,11 +147,15 @@ class Testbed:
             yield systems
 
 
+def free_port() -> int:
+    """Return a port of this machine on which nothing listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 @contextmanager
 def testbed() -> Iterator[Testbed]:
     """Run a Redis for some measurements, on TCP, which all systems can use."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with RedisServer(port=port) as redis:
+    with RedisServer(port=free_port()) as redis:
         yield Testbed(redis)

@@ -3,7 +3,7 @@ App-wide settings, read from ``app.conf`` when they are needed.
 
 They are ordinary lower-case Celery settings (``app.conf.batch_max_size``, or
 ``CELERY_BATCH_MAX_SIZE`` in Django with the usual namespace); a task's own
-options win over them.
+options win over them.  A wrong one raises a `ConfigurationError` where it is read.
 """
 
 from __future__ import annotations
@@ -90,7 +90,6 @@ FAST_PATHS = (
     *("publish", "amqp_frames", "fetch", "intake", "write_ahead", "overlap", "trace"),
     *("store", "notify", "acknowledge"),
 )
-
 
 #: What options are called elsewhere; the names that look most like these mean something else.
 _USUAL_NAMES = {
@@ -232,12 +231,7 @@ def disabled_fast_paths(app: Any) -> frozenset[str]:
 
 
 def isolates_failures(task: Any) -> bool:
-    """
-    Return whether the model is called again with parts of a batch that failed.
-
-    Raises:
-        ConfigurationError: The option or the setting is wrong.
-    """
+    """Return whether the model is called again with parts of a batch that failed."""
     isolates = _option(task, "isolate_failures")
     name = f"{task.name}.isolate_failures"
     require(isinstance(isolates, bool), name, "True or False", isolates)
@@ -245,24 +239,14 @@ def isolates_failures(task: Any) -> bool:
 
 
 def outputs_of(task: Any) -> str:
-    """
-    Return what outputs in arrays become: "arrays" or "lists".
-
-    Raises:
-        ConfigurationError: The option or the setting is wrong.
-    """
+    """Return what outputs in arrays become: "arrays" or "lists"."""
     outputs = _option(task, "outputs")
     require(outputs in ("arrays", "lists"), f"{task.name}.outputs", '"arrays" or "lists"', outputs)
     return outputs  # type: ignore[no-any-return]
 
 
 def max_worker_losses(task: Any) -> int:
-    """
-    Return how often an item may take its process down, at least 1.
-
-    Raises:
-        ConfigurationError: The option or the setting is wrong.
-    """
+    """Return how often an item may take its process down, at least 1."""
     losses = _option(task, "max_worker_losses")
     name = f"{task.name}.max_worker_losses"
     require(_is_positive(losses), name, "a whole number of at least 1", losses)
@@ -270,12 +254,7 @@ def max_worker_losses(task: Any) -> int:
 
 
 def max_queue_of(app: Any, task: Any = None) -> int | None:
-    """
-    Return how many items may wait for a task, at least 1; None for any number.
-
-    Raises:
-        ConfigurationError: The option or the setting is wrong.
-    """
+    """Return how many items may wait for a task, at least 1; None for any number."""
     own = None if task is None else task.max_queue
     most = _setting(app, "batch_max_queue") if own is None else own
     name = "batch_max_queue" if own is None else f"{task.name}.max_queue"

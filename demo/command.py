@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from typing import NoReturn
 
 from rich.console import Console
 
+from celery_batch.cli.errors import INTERRUPTED
 from celery_batch.errors import BatchError
 
-__all__ = ["INTERRUPTED", "run_command"]
-
-#: The exit code of a program that Ctrl-C has ended, as in a shell.
-INTERRUPTED = 130
+__all__ = ["run_command"]
 
 
 def run_command(action: Callable[[Console], object]) -> int:
@@ -23,7 +20,7 @@ def run_command(action: Callable[[Console], object]) -> int:
     SIGTERM ends it as Ctrl-C does.  An error that we expect is printed without a
     traceback, with its notes.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console(soft_wrap=True)
     try:
         action(console)
@@ -36,7 +33,3 @@ def run_command(action: Callable[[Console], object]) -> int:
         return 1
     console.print("Everything is stopped.")
     return 0
-
-
-def _interrupt(_number: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt

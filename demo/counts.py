@@ -35,24 +35,23 @@ class BatchCounts:
 
 
 def read_counts(
-    broker_url: str, task: str, *, workers: int = 1, check: Callable[[], object] = lambda: None
+    broker_url: str, task: str, *, check: Callable[[], object] = lambda: None
 ) -> BatchCounts:
     """
-    Ask the workers how many batches of a task they have run; their counts are added up.
+    Ask a worker how many batches of a task it has run.
 
     `check` is called about once a second; what it raises ends the waiting.
 
     Raises:
-        BatchError: Fewer have answered.
+        BatchError: None has answered.
     """
     deadline = time.monotonic() + _TIMEOUT
     with Celery(broker=broker_url) as app:
-        ask = partial(app.control.broadcast, "batch_status", reply=True, limit=workers)
-        while len(replies := ask(timeout=_REPLY_TIMEOUT)) < workers:
+        ask = partial(app.control.broadcast, "batch_status", reply=True, limit=1)
+        while not (replies := ask(timeout=_REPLY_TIMEOUT)):
             check()
             if time.monotonic() > deadline:
-                raise BatchError(f"{len(replies)} of {workers} workers answered batch_status")
-    served = [status.get(task, {}) for reply in replies for status in reply.values()]
-    # A task that has not been called yet has no counts.
-    totals = [sum(counts.get(name, 0) for counts in served) for name in ("batches", "requests")]
-    return BatchCounts(*totals)
+                raise BatchError("no worker answered batch_status")
+    (status,) = replies[0].values()
+    counts = status.get(task, {})  # a task that has not been called yet has none
+    return BatchCounts(counts.get("batches", 0), counts.get("requests", 0))

@@ -17,6 +17,7 @@ import yaml
 
 from celery_batch.errors import ConfigurationError
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from demo.http_client import why_not
 
 __all__ = ["SHIPPED", "Prometheus", "find_prometheus"]
 
@@ -59,7 +60,8 @@ class Prometheus:
             "--log.level=warn",
         ]
         self.child = ManagedProcess(command, folder / "prometheus.log")
-        wait_until(self._why_not_ready, [self.child], what="prometheus", timeout=_READY)
+        ready = f"http://{self.address}/-/ready"
+        wait_until(lambda: why_not(ready), [self.child], what="prometheus", timeout=_READY)
 
     def ask(self, path: str, **parameters: str) -> Any:
         """Return the data of an answer of its API; the path is that after ``/api/v1/``."""
@@ -71,13 +73,6 @@ class Prometheus:
         """Return the values that a query finds now, without NaN."""
         found = self.ask("query", query=query)["result"]
         return [value for each in found if not math.isnan(value := float(each["value"][1]))]
-
-    def _why_not_ready(self) -> str:
-        try:
-            with urlopen(f"http://{self.address}/-/ready", timeout=_ANSWER):
-                return ""
-        except OSError as error:
-            return str(error)
 
 
 def _configuration(targets: Mapping[str, Sequence[str]]) -> dict[str, Any]:

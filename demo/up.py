@@ -6,7 +6,8 @@ import sys
 
 from rich.console import Console
 
-from demo.command import INTERRUPTED, run_command
+from celery_batch.cli.errors import INTERRUPTED
+from demo.command import run_command
 from demo.servers import Servers
 
 __all__ = ["main"]

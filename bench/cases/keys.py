@@ -21,6 +21,7 @@ from bench.policies.loads import LOADS
 from bench.stack import Stack, broker, running
 from bench.tables import Case, Effort, Goal, ResultTable
 from bench.testbed import cpu_of
+from celery_batch.tuning.load_test import mean_batch_size
 
 __all__ = ["CASE"]
 
@@ -116,7 +117,11 @@ def _drain(stack: Stack, name: str, keys: int, count: int) -> dict[str, Any]:
     outputs = [result.get(timeout=600) for result in results]
     seconds, cpu = time.monotonic() - began, cpu_of(consumer) - cpu
     _check(items, outputs, has_keys=name.startswith("keyed"))
-    return {"rate": count / seconds, "size": _mean_size(results), "cpu": 1e6 * cpu / count}
+    return {
+        "rate": count / seconds,
+        "size": mean_batch_size([each.batch_info.size for each in results]),
+        "cpu": 1e6 * cpu / count,
+    }
 
 
 def _load(stack: Stack, keys: int, share: float) -> dict[str, Any]:
@@ -130,7 +135,7 @@ def _load(stack: Stack, keys: int, share: float) -> dict[str, Any]:
     return {
         "keys": keys,
         "rate": len(items) / (requests[-1].arrived + times[-1]),
-        "size": _mean_size(results),
+        "size": mean_batch_size([each.batch_info.size for each in results]),
         **{f"p{n}": quantile(times, n / 100) for n in (50, 99)},
         "worst": max(times),
     }
@@ -140,12 +145,6 @@ def _check(items: Sequence[tuple[int, str]], outputs: Sequence[Any], *, has_keys
     for (value, key), output in zip(items, outputs, strict=True):
         if output != [2 * value, key if has_keys else None]:
             raise RuntimeError(f"{value} of {key!r} was answered with {output!r}")
-
-
-def _mean_size(results: Sequence[Any]) -> float:
-    """Return how many items a batch had: each counts for its part of one."""
-    batches = sum(1 / result.batch_info.size for result in results)
-    return len(results) / float(batches)
 
 
 def _tables(data: dict[str, Any]) -> list[ResultTable]:

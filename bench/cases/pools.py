@@ -20,7 +20,6 @@ POOLS = {
     "threads": ("--pool=threads", "--concurrency=1"),
 }
 
-
 _OWN = {"noop": 0.0, "cost": 0.0101}
 
 

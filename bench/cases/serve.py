@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import tempfile
 import time
 import urllib.error
@@ -19,6 +18,7 @@ from typing import Any
 import psutil
 
 from bench.tables import Case, Effort, Goal, ResultTable
+from bench.testbed import free_port
 from celery_batch.cli.deployment import Deployment
 from celery_batch.processes.supervisor import STEADY
 from celery_batch.serve.config import ServeConfig
@@ -45,7 +45,7 @@ class Pid(Handle):
 
 def _measure(effort: Effort) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="cb-") as folder:
-        config = ServeConfig(f"{__name__}:Pid", port=_free_port(), queue="bench")
+        config = ServeConfig(f"{__name__}:Pid", port=free_port(), queue="bench")
         with Deployment(config, Path(folder) / "run") as deployment:
             deployment.start(Path.cwd())
             deployment.wait_until_ready()
@@ -90,12 +90,6 @@ def _until(is_so: Callable[[], bool]) -> None:
         if time.monotonic() > deadline:
             raise AssertionError("it is not served again")
         time.sleep(_LOOK)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _of(data: dict[str, Any], name: str, what: str) -> float:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bench.app import LARGE
+from bench.open_loop import quantile
 from bench.stack import Stack, broker, running
 from bench.tables import Case, Effort, Goal, ResultTable
 
@@ -117,11 +118,11 @@ def _both_saturated(share: float) -> dict[str, float]:
 def _tables(data: dict[str, Any]) -> list[ResultTable]:
     rows = []
     for name in ("alone", "shared"):
-        latencies = sorted(each for one in data["rounds"] for each in one[name])
+        latencies = [each for one in data["rounds"] for each in one[name]]
         large = "large alone" if name == "alone" else "large"
         rows.append((
             "small model alone" if name == "alone" else "beside a saturated large one",
-            *(f"{1000 * _at(latencies, share):.0f}" for share in (0.5, 0.99, 1.0)),
+            *(f"{1000 * quantile(latencies, share):.0f}" for share in (0.5, 0.99, 1.0)),
             f"{statistics.median(one[large] for one in data['rounds']):.3f}",
         ))  # fmt: skip
     note = f"{_RATE:g} requests/s; a batch of the large model takes {1000 * data['batch']:g} ms."
@@ -140,13 +141,9 @@ def _tables(data: dict[str, Any]) -> list[ResultTable]:
     ]
 
 
-def _at(latencies: list[float], share: float) -> float:
-    return latencies[min(int(len(latencies) * share), len(latencies) - 1)]
-
-
 def _goals(data: dict[str, Any]) -> list[Goal]:
     p99 = {
-        name: _at(sorted(each for one in data["rounds"] for each in one[name]), 0.99)
+        name: quantile([each for one in data["rounds"] for each in one[name]], 0.99)
         for name in ("alone", "shared")
     }
     ratio = {each["share"]: each["small"] / each["large"] for each in data["shares"]}

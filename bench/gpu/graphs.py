@@ -18,7 +18,6 @@ _FIRST = 0.5
 #: Images a second.
 _RATES = (20.0,) if IS_TINY else (50.0, 500.0, 1500.0)
 
-
 #: The tasks: whatever size a batch has; sizes that the warm-up has run; graphs of these sizes.
 _NETWORKS = ("any size", "fixed sizes", "graphs")
 

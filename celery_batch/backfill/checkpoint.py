@@ -164,10 +164,8 @@ def _given(value: Any) -> str:
 #: Seconds between two syncs: so much runs again after a power cut, besides pending rows.
 _SYNC_EVERY = 1.0
 
-
 #: A typed value has this key, such as an array.
 _TYPED = '"__type__"'
-
 
 _decode: Callable[[str], Any] = json.JSONDecoder(object_hook=array_hook).decode
 

@@ -37,18 +37,14 @@ __all__ = ["JobControl", "Jobs"]
 
 log = logging.getLogger(__name__)
 
-
 #: Seconds until a broker that was away is tried again.
 _RETRY_AFTER = 1.0
-
 
 #: Seconds after which the thread notices that the job has ended.
 _POLL = 0.05
 
-
 #: Seconds from the beginning of a job until it can be seen.
 _START_AFTER = 0.5
-
 
 #: Seconds for the thread to disconnect from the broker.
 _STOP_TIMEOUT = 5.0

@@ -27,33 +27,25 @@ from celery_batch.errors import BackfillError, InvalidRow
 
 __all__ = ["FORMATS", "SUFFIXES", "Arguments", "Input", "hint_of", "need_arrow", "some_fit"]
 
-
 #: Rows and bytes of a Parquet file that are in memory at once.
 _PARQUET_ROWS = 4096
 
-
 _PARQUET_BYTES = 8 << 20
-
 
 #: Most characters of a field of CSV, instead of the library's 131,072.
 _LARGEST_FIELD = 2**31 - 1
 
-
 #: The first bytes of a file that gzip has made.
 _GZIP = b"\x1f\x8b"
-
 
 #: The first bytes of files that spreadsheets and some shells write.
 _OTHER_ENCODINGS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
-
 #: The name that means standard input.
 _STDIN = "-"
 
-
 #: Largest file whose lines are counted: it takes a moment.
 _COUNTED_BYTES = 1 << 30
-
 
 #: Bytes at the beginning of a file by which it is recognised.
 _HEAD = 1 << 16
@@ -290,11 +282,6 @@ def _arrow() -> Any:
     return import_module("pyarrow")
 
 
-def _npy_records(source: Input) -> Iterator[Any]:
-    """Yield the rows of a .npy file."""
-    return npy_rows(source.path)
-
-
 def _files(source: Input) -> Iterator[Any]:
     """Yield the files below a folder, each with its path for a key."""
     folder = Path(source.path)
@@ -316,10 +303,9 @@ FORMATS: dict[str, Callable[[Input], Iterator[Any]]] = {
     "jsonl": _json_lines,
     "csv": _csv_records,
     "parquet": _parquet_records,
-    "npy": _npy_records,
+    "npy": lambda source: npy_rows(source.path),
     "files": _files,
 }
-
 
 #: The formats of files by their suffixes.
 SUFFIXES = {
@@ -330,18 +316,14 @@ SUFFIXES = {
     ".npy": "npy",
 }
 
-
 #: Fields that name a record, the first that is there.
 _KEYS = ("id", "key")
-
 
 #: Rows at the beginning of which at least one has to fit; else the command is wrong.
 _FIRST = 100
 
-
 #: Values of JSON that are no records: recognised by type, which is faster than `isinstance`.
 _VALUES = frozenset((int, float, str, bool, list, type(None)))
-
 
 #: Types with fields; most records are of the first.
 _RECORDS = (dict, Mapping)

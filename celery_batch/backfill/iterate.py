@@ -55,7 +55,6 @@ _OF_MESSAGES = (
     *("ignore_result", "message_id", "correlation_id", "user_id", "app_id", "type", "timestamp"),
 )
 
-
 #: Options that are not the same for all calls of a backfill.
 _OF_EACH_CALL = ("name", "args", "kwargs", "task_id", "result_cls", "body")
 

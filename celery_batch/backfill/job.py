@@ -21,14 +21,13 @@ from celery_batch.backfill.control import JobControl
 from celery_batch.backfill.engine import Backfill
 from celery_batch.backfill.inputs import Arguments, Input, hint_of, some_fit
 from celery_batch.backfill.npy import ArrayRows
-from celery_batch.backfill.outputs import Reread, format_of, write_output
+from celery_batch.backfill.outputs import format_of, write_output
 from celery_batch.backfill.progress import Clock, Progress
 from celery_batch.backfill.sender import unserved
 from celery_batch.backfill.window import Answer, Limits, Row
 from celery_batch.errors import BackfillComplete, BackfillError
 
 __all__ = ["ErrorLimit", "Job", "Notices"]
-
 
 #: Rows after which a share of them means something.
 _ENOUGH = 100
@@ -73,14 +72,11 @@ class ErrorLimit:
 #: Kinds of errors of which the first one is shown.
 _KINDS = 5
 
-
 #: Characters of an error that is shown.
 _ERROR_LENGTH = 200
 
-
 #: Rows at the beginning of which not all should fail.
 _FIRST = 100
-
 
 #: Names of rows that are remembered to find duplicates.
 _NAMES = 100_000
@@ -256,7 +252,7 @@ class Job:
         return ArrayRows(self._output, records) if self._kind == "npy" else None
 
     def _write(self, read: Callable[[], Iterator[dict[str, Any]]]) -> None:
-        write_output(self._output, Reread(read), self._kind, self._array_rows)
+        write_output(self._output, read, self._kind, self._array_rows)
 
     def _answer(
         self,

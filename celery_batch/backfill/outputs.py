@@ -18,7 +18,7 @@ from celery_batch.serialization.arrays import is_array
 from celery_batch.serialization.lists import array_as_list
 from celery_batch.serialization.typed_json import array_as_typed
 
-__all__ = ["Reread", "format_of", "write_output"]
+__all__ = ["format_of", "write_output"]
 
 #: Rows and bytes of outputs of a Parquet file that are in memory at once.
 _PARQUET_ROWS = 8192
@@ -28,15 +28,8 @@ _COLUMNS = ("key", "output", "error")
 
 Records = Iterable[dict[str, Any]]
 
-
-class Reread:
-    """Records that are read anew each time that they are iterated over."""
-
-    def __init__(self, read: Callable[[], Iterator[dict[str, Any]]]) -> None:
-        self._read = read
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return self._read()
+#: Reads the records of a checkpoint, each time anew.
+Read = Callable[[], Records]
 
 
 def _as_json(value: Any) -> Any:
@@ -71,46 +64,42 @@ def format_of(output: Path) -> str:
     return found
 
 
-def write_output(
-    output: Path, records: Records, kind: str, array_rows: ArrayRows | None = None
-) -> None:
+def write_output(output: Path, read: Read, kind: str, array_rows: ArrayRows | None = None) -> None:
     """
     Write all answers, and give the file its name once it is whole and safe.
-
-    The records can be iterated over more than once.
 
     Raises:
         BackfillError: The disk is full, say.
     """
     with replacing(output) as fresh:
         if kind == "npy":
-            (array_rows or ArrayRows(output, records)).write(fresh, records)
+            (array_rows or ArrayRows(output, read())).write(fresh, read())
         else:
-            _FORMATS[kind](fresh, records)
+            _FORMATS[kind](fresh, read)
 
 
-def _json_lines(path: Path, records: Records) -> None:
+def _json_lines(path: Path, read: Read) -> None:
     with path.open("w", encoding="utf-8") as file:
-        for record in records:
+        for record in read():
             file.write(_json(_public(record)) + "\n")
 
 
-def _csv(path: Path, records: Records) -> None:
+def _csv(path: Path, read: Read) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(_COLUMNS)
-        writer.writerows(map(_cells, records))
+        writer.writerows(map(_cells, read()))
 
 
-def _parquet(path: Path, records: Records) -> None:
+def _parquet(path: Path, read: Read) -> None:
     import pyarrow as pa  # noqa: PLC0415 (only Parquet needs it)
     from pyarrow import parquet  # noqa: PLC0415 (likewise)
 
-    lists = list_type(each.get("output") for each in records if not each.get("error"))
+    lists = list_type(each.get("output") for each in read() if not each.get("error"))
     kinds = (pa.string(), lists or pa.string(), pa.string())
     schema = pa.schema(list(zip(_COLUMNS, kinds, strict=True)))
     with parquet.ParquetWriter(path, schema) as writer:
-        for some in _in_memory(records):
+        for some in _in_memory(read()):
             keys = [_encodable(each["key"]) for each in some]
             errors = [_encodable(each.get("error") or "") or None for each in some]
             arrays = [None if each.get("error") else each.get("output") for each in some]
@@ -160,7 +149,7 @@ def _encodable(text: str) -> str:
 
 
 #: What can be written, and how.
-_FORMATS: dict[str, Callable[[Path, Records], None]] = {
+_FORMATS: dict[str, Callable[[Path, Read], None]] = {
     "jsonl": _json_lines,
     "csv": _csv,
     "parquet": _parquet,

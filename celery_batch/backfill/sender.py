@@ -22,7 +22,6 @@ from celery_batch.protocol import QUIETLY, SENT
 
 __all__ = ["Sender", "unserved"]
 
-
 log = logging.getLogger(__name__)
 
 
@@ -51,22 +50,17 @@ def unserved(task: Any, options: dict[str, Any]) -> str:
 #: Seconds to wait for workers that say which tasks they have.
 _REPLY_TIMEOUT = 2.0
 
-
 #: Seconds for which a worker that has answered is counted.
 _LATELY = 30.0
-
 
 #: Seconds in which more results may come, to be taken together.
 _TOGETHER = 0.01
 
-
 #: Results that are deleted together; few, so that none is kept for long.
 _DELETED_TOGETHER = 8
 
-
 #: Raised where no message can be made of the values.
 _UNWRITABLE = (EncodeError, TypeError, ValueError, RecursionError)
-
 
 #: A chunk whose task has ended, and its rows' answers; None if it failed as a whole.
 Completed = tuple[Chunk, list[Answer] | None]

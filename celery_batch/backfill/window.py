@@ -97,10 +97,8 @@ class Unreadable:
 #: Bytes counted for a number, and for any other small value.
 _SMALL = 8
 
-
 #: Members of a list by which the size of a long one is estimated.
 _SAMPLE = 8
-
 
 #: The types in most rows of numbers: checked first.
 _NUMBERS = frozenset((int, float, bool, type(None)))
@@ -125,18 +123,14 @@ def byte_size(value: Any) -> int:
 #: Windows of rows that may be held, most of them answered and waiting for an earlier row.
 MOST_WINDOWS = 8
 
-
 #: Bytes that may be held, unless another number is given.
 WINDOW_BYTES = 64 << 20
-
 
 #: Bytes from which on a chunk gets no more rows.
 _CHUNK_BYTES = 4 << 20
 
-
 #: Chunks' worth of rows that are read at one go, to be cut by key.
 _CHUNKS_TO_CUT = 8
-
 
 #: Seconds without any answer after which lost chunks are sent again.
 TIMEOUT = 60.0

@@ -8,8 +8,7 @@ from typing import Any
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.checks.facts import Facts, Worker
 from celery_batch.checks.finding import Finding, ok, problem, warning
-from celery_batch.cluster.snapshot import grown
-from celery_batch.cluster.state import reports_of
+from celery_batch.cluster.state import grown, reports_of
 from celery_batch.config import policy_of
 
 #: Batches after which an average says something.

@@ -47,17 +47,14 @@ __all__ = [
     "warm_workers",
 ]
 
-
 #: Seconds between two looks at the processes and, with --reload, at the files.
 _POLL = 0.2
-
 
 #: Seconds without a further reply after which all workers have said what they have loaded.
 _LISTEN = 1.0
 
 #: Most seconds for a response of the web server to a health check.
 _HEALTHZ = 5.0
-
 
 #: Variables that override our configuration of Celery; a shell may have them for another app.
 _OVERRIDES = (

@@ -149,22 +149,17 @@ def _quoted(row: Row) -> str:
 #: The columns; those without any value are left out.
 _HEAD = ("p50", "p95", "items/s", "speed-up", "in time/s", "memory")
 
-
 #: Between two columns.
 _GAP = "  "
-
 
 #: Most characters of a line.
 _WIDEST = 100
 
-
 #: Characters of the longest bar; there are no bars if there is room for less than the shorter.
 _LONGEST_BAR, _SHORTEST_BAR = 20, 8
 
-
 #: Parts of a character's width.
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-
 
 _GIB = 1 << 30
 
@@ -348,10 +343,8 @@ def _style(axes: Any, lines: Sequence[_Line], proposal: Proposal) -> None:
 #: Seconds between two lines of progress on a terminal without a spinner.
 _EVERY = 5.0
 
-
 #: Seconds for which each size is measured, and requests are recorded.
 _SECONDS_EACH, _SECONDS_RECORDED = 2.0, 60.0
-
 
 #: Powers of two up to the largest batch that may be set.
 _SIZES = tuple(1 << n for n in range(LARGEST_BATCH.bit_length()) if 1 << n <= LARGEST_BATCH)

@@ -43,7 +43,6 @@ _COSTS, _UNKNOWN_COST, _LOWEST_COST = 100, (1.0, 0), 1e-9
 #: Names of the tasks whose calls have been admitted already, all together.
 _admitted: ContextVar[frozenset[str]] = ContextVar("celery_batch_admitted", default=frozenset())
 
-
 #: Seconds after which to try again, by the names of tasks whose calls tests have refused.
 _refused: dict[str, float] = {}
 

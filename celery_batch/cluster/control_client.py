@@ -9,8 +9,7 @@ from typing import Any
 
 from amqp.exceptions import ChannelError
 
-from celery_batch.cluster.snapshot import ClusterSnapshot
-from celery_batch.cluster.state import runs_batches
+from celery_batch.cluster.state import ClusterSnapshot, runs_batches
 from celery_batch.compat.kombu import ask_nodes
 
 __all__ = ["ControlClient", "impatient_connection"]
@@ -40,6 +39,8 @@ class ControlClient:
     """
     Sends remote control commands on a connection of its own.
 
+    Each command raises whatever the transport raises when the broker is unreachable.
+
     Args:
         app: The Celery app.
         mailbox: Kombu's, whose nodes get the commands; the workers' unless given.
@@ -65,9 +66,6 @@ class ControlClient:
         Return the workers' answers to a command, by worker, within seconds after the last answer.
 
         Once all workers of a `destination` have answered, there is no wait.
-
-        Raises:
-            Exception: Whatever the transport raises when the broker is unreachable.
         """
         self._connect()
         try:
@@ -76,12 +74,7 @@ class ControlClient:
             self._mailbox.unclaimed.clear()
 
     def stats(self, seconds: float) -> dict[str, Any]:
-        """
-        Return the answers of all workers to Celery's ``stats``; note which have batch tasks.
-
-        Raises:
-            Exception: Whatever the transport raises when the broker is unreachable.
-        """
+        """Return the answers of all workers to Celery's ``stats``; note which have batch tasks."""
         answers = self.ask("stats", seconds)
         silent = self._batch_workers - answers.keys()  # until they miss a command of ours, too
         found = {name for name, each in answers.items() if runs_batches(each)}
@@ -97,9 +90,6 @@ class ControlClient:
 
         Any other would log the command, which it does not know, with a traceback.  So all are
         asked for Celery's ``stats`` now and then, and a new worker is found.
-
-        Raises:
-            Exception: Whatever the transport raises when the broker is unreachable.
         """
         is_due = not self._batch_workers or time.monotonic() >= self._look_at
         answered = self.stats(seconds).keys() if is_due else self._batch_workers
@@ -110,22 +100,12 @@ class ControlClient:
         return answers
 
     def broadcast(self, command: str, **arguments: Any) -> None:
-        """
-        Send the workers a command, and wait for no answer.
-
-        Raises:
-            Exception: Whatever the transport raises when the broker is unreachable.
-        """
+        """Send the workers a command, and wait for no answer."""
         self._connect()
         self._mailbox.abcast(command, arguments)
 
     def depths(self, queues: Iterable[str]) -> dict[str, int]:
-        """
-        Return how many messages wait in each broker queue.
-
-        Raises:
-            Exception: Whatever the transport raises when the broker is unreachable.
-        """
+        """Return how many messages wait in each broker queue."""
         self._connect()
         return {queue: self._depth(queue) for queue in queues}
 

@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 #: Most threads for preprocessing and postprocessing in one worker process.
 _MOST_THREADS = 8
 
-
 #: The module of a class that is named without one, as in easy-serve.
 _USUAL_MODULE = "handle"
 

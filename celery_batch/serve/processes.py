@@ -35,44 +35,34 @@ __all__ = [
     "write_status",
 ]
 
-
 #: The environment variable that names a worker's device.
 DEVICE = "CELERY_BATCH_SERVE_DEVICE"
-
 
 #: Seconds a process gets to finish what it does.
 GRACE = 10
 
-
 #: How many early exits in a row a process may have; the pauses have then taken about 50 minutes.
 _TRIES = 100
-
 
 #: The file with the status of all processes.
 _STATUS = "status.json"
 
-
 #: Bytes of a log at which it is moved to ``.1`` and begun anew.
 _LARGEST_LOG = 10 << 20
 
-
 #: Bytes at the end of a log that are searched for an error.
 _TAIL = 64_000
-
 
 #: A line that reports an error: a log record of Celery's, or the last line of a traceback.
 _ERROR = re.compile(
     r"(.*\b(CRITICAL|ERROR)\b.*|Error: .+|(\w+\.)*\w+(Error|Exception|Failed|Exceeded)\b.*)"
 )
 
-
 #: What precedes an error's message and does not help a reader.
 _PREFIX = re.compile(r"^(\[.*?\] |celery_batch\.errors\.\w+: )")
 
-
 #: What a shell adds to a signal's number, as reapers do.
 _SIGNALLED = 128
-
 
 #: Characters of an error that a table has room for.
 _WIDEST = 100

@@ -32,16 +32,12 @@ __all__ = [
     "wanted",
 ]
 
-
 logger = logging.getLogger(__name__)
-
 
 # The standard library's own states; its methods, which we inherit, compare with them.
 _PENDING, _RUNNING, _FINISHED, _CANCELLED = "PENDING", "RUNNING", "FINISHED", "CANCELLED"
 
-
 _DONE = frozenset({_CANCELLED, "CANCELLED_AND_NOTIFIED", _FINISHED})
-
 
 #: The items of a request that is done: its future does not keep them alive.
 _NOTHING: list[Any] = []

@@ -199,17 +199,13 @@ class RequestFuture(Future):  # type: ignore[type-arg]
 #: Those with callbacks, which keep them alive.
 _with_callbacks: set[RequestFuture] = set()
 
-
 #: The Redis of programs that name none.
 DEFAULT = "localhost:6379"
-
 
 #: The environment variable with the Redis that is used in place of the default.
 VARIABLE = "CELERY_BATCH_REDIS_BROKER"
 
-
 _SCHEMES = ("redis", "rediss", "redis+socket", "sentinel")
-
 
 _PLACE = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:/@?#\s]+)(?::(\d{1,5}))?")
 
@@ -276,7 +272,6 @@ def _from_place(given: str) -> str:
 #: Seconds after which a stored result expires.
 _RESULT_EXPIRES = 3600
 
-
 _QUEUE = "streamer"
 
 
@@ -334,21 +329,16 @@ def app_for(redis_broker: str, **settings: Any) -> Celery:
 #: One app, and so one connection for all replies, for each Redis.
 _apps: dict[str, Celery] = {}
 
-
 _apps_lock = threading.Lock()
-
 
 #: The apps whose Redis was connected to.
 _connected: weakref.WeakSet[Celery] = weakref.WeakSet()
 
-
 #: Seconds in which a Redis has to take a connection.
 _CONNECT = 1.0
 
-
 #: Retries for a Redis that never answered, and for one that may just be restarting.
 _ONCE_MORE = {"max_retries": 1, "interval_start": 0.5}
-
 
 _FOR_A_WHILE = {"max_retries": 4, "interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.6}
 

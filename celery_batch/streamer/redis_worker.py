@@ -43,7 +43,6 @@ __all__ = [
     "serve",
 ]
 
-
 #: They log two lines for each item, which is too much for a service.
 _ITEM_LOGGERS = ("celery.app.trace", "celery.worker.strategy")
 

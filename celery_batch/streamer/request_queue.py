@@ -46,12 +46,9 @@ __all__ = [
     "broke_off",
 ]
 
-
 logger = logging.getLogger(__name__)
 
-
 Requests = Sequence[Request[Answer]]
-
 
 #: Seconds for which the caller who makes a batch full leaves the interpreter to the idle worker
 #: that takes it; a caller that goes on to submit would keep it, and the device idle, for 5 ms.

@@ -23,13 +23,14 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pickle import loads
 from queue import SimpleQueue
 from typing import Any
 
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed, ModelError
 from celery_batch.runtime import devices, registry
 from celery_batch.runtime.runner import Collated, Outcome, Runner
-from celery_batch.streamer.messages import Message, dump, loads, pickled, receive, send, unpickled
+from celery_batch.streamer.messages import Message, dump, pickled, receive, send, unpickled
 from celery_batch.streamer.model_adapters import Adapter, CallTime, timed_outputs
 from celery_batch.streamer.parent_death import end_with_manager, end_with_parent
 
@@ -79,7 +80,6 @@ def _checked(output: Any) -> Any:
 
 
 logger = logging.getLogger(__name__)
-
 
 #: The exit status of a process whose main module goes on to use a streamer: sysexits' "usage".
 UNGUARDED = 64
@@ -215,7 +215,7 @@ def _outputs(runner: Runner, batch: _Batch) -> tuple[Sequence[Any], CallTime | N
 
 def _imported(given: bytes) -> Adapter:
     try:
-        model: Adapter = loads(given)
+        model: Adapter = loads(given)  # noqa: S301 (from the process that started this one)
     except BaseException as error:
         raise LoadFailed(
             f"the worker process cannot import the model: {type(error).__name__}: {error};"

@@ -28,25 +28,19 @@ __all__ = [
     "WorkerProcess",
 ]
 
-
 logger = logging.getLogger(__name__)
-
 
 #: Most seconds until a process that has ended has an exit code: another thread may wait for it.
 _REAPED = 2.0
 
-
 #: Batches a process may have: one runs, one waits behind it.
 _BATCHES = 2
-
 
 #: Seconds before a model that could not be loaded again is tried once more, at first.
 _FIRST_PAUSE = 1.0
 
-
 #: Failures in a row to load it after which requests fail; loading is tried further.
 _TRIES = 4
-
 
 _UNGUARDED = (
     "the main module uses a streamer while it is imported, which every worker process does"
@@ -97,9 +91,6 @@ class WorkerProcess:
         self._replies = _Replies(receiving, self.process.sentinel)
         batches.close()
         replies.close()
-
-    def __repr__(self) -> str:
-        return f"<WorkerProcess {self.process.name}: {self.process.pid}>"
 
     def wait_until_loaded(self) -> None:
         """

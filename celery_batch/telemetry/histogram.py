@@ -26,9 +26,6 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
         self.sum = 0.0
 
-    def __repr__(self) -> str:
-        return f"<Histogram of {self.count} up to {max(self.bounds, default=0)}>"
-
     @property
     def count(self) -> int:
         """How many numbers were counted."""

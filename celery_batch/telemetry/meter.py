@@ -38,9 +38,6 @@ class Tally:
         self.outcomes: Counter[str] = Counter()
         self.ends: Counter[str] = Counter()
 
-    def __repr__(self) -> str:
-        return f"<Tally of {self.ends.total()} batches>"
-
     def add(self, report: BatchReport) -> None:
         """Add one batch."""
         work = report.work

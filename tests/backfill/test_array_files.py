@@ -122,7 +122,7 @@ def test_npy_has_a_row_for_each_row(tmp_path, outputs, missing, order):
     """In the input's order whatever the order of the answers; one that failed is filled."""
     rows = [record(0, outputs[0]), record(1, error="ValueError: no"), record(2, outputs[1])]
     out = tmp_path / "out.npy"
-    write_output(out, [rows[n] for n in order], format_of(out))
+    write_output(out, lambda: [rows[n] for n in order], format_of(out))
     found = np.load(out, allow_pickle=False)
 
     lists = [getattr(each, "tolist", lambda each=each: each)() for each in outputs]
@@ -134,7 +134,9 @@ def test_npy_has_a_row_for_each_row(tmp_path, outputs, missing, order):
 
 def test_npy_where_all_have_failed(tmp_path):
     """Nothing says which shape they would have: they are numbers."""
-    write_output(tmp_path / "out.npy", [record(n, error="ValueError: no") for n in range(3)], "npy")
+    write_output(
+        tmp_path / "out.npy", lambda: [record(n, error="ValueError: no") for n in range(3)], "npy"
+    )
 
     assert [True] * 3 == np.isnan(np.load(tmp_path / "out.npy")).tolist()
 
@@ -185,14 +187,14 @@ def test_failed_rows_of_npy_run_again(tmp_path):
     out = tmp_path / "out.npy"
     failures = Failures(out)
     rows = [record(2, error="ValueError: no"), record(0, np.ones(2, "f4")), record(1, error="x: y")]
-    write_output(out, rows, "npy")
+    write_output(out, lambda: rows, "npy")
     failures.write(rows)
     places = [json.loads(line) for line in failures.path.read_text().splitlines()]
     assert [(3, 3), (2, 2)] == [(each["input_row"], each["output_row"]) for each in places]
 
     fresh = [record(2, np.full(2, 5, "f4"))]
     merged = list(failures.merged(fresh))
-    write_output(out, merged, "npy", ArrayRows(out, failures.merged(())))
+    write_output(out, lambda: merged, "npy", ArrayRows(out, failures.merged(())))
     failures.write(merged)
     assert "[[1.0, 1.0], [nan, nan], [5.0, 5.0]]" == repr(np.load(out).tolist())
     assert {1: "2"} == failures.keys()
@@ -203,8 +205,8 @@ def test_arrays_are_lists_in_json_lines_and_csv(tmp_path):
     with Checkpoint(tmp_path / "out.jsonl", {}) as checkpoint:
         outputs = [np.ones(2, "f4"), {"a": [np.arange(2)]}, np.array([1j], "c8"), LIKE_AN_ARRAY]
         checkpoint.add([answer(n, each) for n, each in enumerate(outputs)])
-        write_output(tmp_path / "out.jsonl", checkpoint.records(), "jsonl")
-        write_output(tmp_path / "out.csv", checkpoint.records(), "csv")
+        write_output(tmp_path / "out.jsonl", checkpoint.records, "jsonl")
+        write_output(tmp_path / "out.csv", checkpoint.records, "csv")
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     found = [json.loads(line)["output"] for line in lines]
 
@@ -271,7 +273,7 @@ def test_arrays_are_a_list_column_of_parquet(tmp_path, shape, dtype):
     arrays = [np.ones(shape, dtype), np.zeros((1, *shape[1:]), dtype)]
     rows = [record(0, arrays[0]), record(1, error="ValueError: no"), record(2, arrays[1])]
     out = tmp_path / "out.parquet"
-    write_output(out, rows, "parquet")
+    write_output(out, lambda: rows, "parquet")
     found = [each["output"] for each in Input(str(out)).records()]
 
     assert found[1] is None
@@ -285,7 +287,7 @@ def test_arrays_are_a_list_column_of_parquet(tmp_path, shape, dtype):
 def test_other_outputs_of_parquet_are_text(tmp_path, other):
     """Where not all are arrays of one dtype and number of dimensions, all are JSON."""
     out = tmp_path / "out.parquet"
-    write_output(out, [record(0, np.ones(1, "f4")), record(1, _plain(other))], "parquet")
+    write_output(out, lambda: [record(0, np.ones(1, "f4")), record(1, _plain(other))], "parquet")
     first, second = (each["output"] for each in Input(str(out)).records())
 
     assert "[1.0]" == first

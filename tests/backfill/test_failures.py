@@ -17,7 +17,7 @@ RECORDS = [{"position": 0, "key": "a", "line": 2, "output": None}, FAILED]
 def test_words_may_have_any_characters(tmp_path):
     """Some characters end a line for Python only."""
     failures = Failures(tmp_path / "out.jsonl")
-    write_output(tmp_path / "out.jsonl", RECORDS, "jsonl")
+    write_output(tmp_path / "out.jsonl", lambda: RECORDS, "jsonl")
     failures.write(RECORDS)
 
     assert {1: "b\u2028b"} == failures.keys()
@@ -40,7 +40,7 @@ def test_what_fails_again_keeps_its_place(tmp_path, kind):
     """A second try that is of no use leaves the same words."""
     out = tmp_path / f"out.{kind}"
     failures = Failures(out)
-    write_output(out, RECORDS, kind)
+    write_output(out, lambda: RECORDS, kind)
     failures.write(RECORDS)
     before = failures.path.read_text()
     failures.write(failures.merged([]))
@@ -53,7 +53,7 @@ def test_try_that_ended_before_it_was_forgotten(tmp_path, kind):
     """Answers of rows that are not among the failed any more are in the output already."""
     out = tmp_path / f"out.{kind}"
     failures = Failures(out)
-    write_output(out, RECORDS, kind)
+    write_output(out, lambda: RECORDS, kind)
     failures.write(RECORDS)
     answers = [{"position": 0, "key": "a", "output": 7}, {"position": 1, "key": "b", "output": 8}]
 
@@ -64,7 +64,7 @@ def test_halves_of_characters_are_written(tmp_path):
     """A name that no encoding has is no reason to lose an output."""
     records = [{"position": 0, "key": "\udcff", "output": ["\ud800"]}]
     for kind in ("jsonl", "csv", "parquet"):
-        write_output(tmp_path / f"out.{kind}", records, kind)
+        write_output(tmp_path / f"out.{kind}", lambda: records, kind)
 
     text = (tmp_path / "out.jsonl").read_text()
     assert {"key": "\udcff", "output": ["\ud800"]} == json.loads(text)

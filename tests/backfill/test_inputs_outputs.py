@@ -31,7 +31,7 @@ RECORDS = [
 def test_what_is_written_can_be_read(tmp_path, kind):
     """An output of any form is an input of that form, with key, output or error."""
     out = tmp_path / f"out.{kind}"
-    write_output(out, RECORDS, format_of(out))
+    write_output(out, lambda: RECORDS, format_of(out))
 
     found = list(Input(str(out)).records())
     assert ["a", "b", "c"] == [record["key"] for record in found]
@@ -54,7 +54,7 @@ def test_a_limit_reads_the_first_records(tmp_path, kind, limit, read):
         for name in "abc":
             (path / name).write_text(name)
     else:
-        write_output(path, RECORDS, kind)
+        write_output(path, lambda: RECORDS, kind)
     every, source = list(Input(str(path)).records()), Input(str(path), limit=limit)
 
     assert str(every[:read]) == str(list(source.records()))
@@ -279,6 +279,6 @@ def test_inputs_are_told_apart(tmp_path):
 def test_parquet_knows_its_rows(tmp_path):
     """How many rows there are is known before they are read."""
     out = tmp_path / "out.parquet"
-    write_output(out, RECORDS, "parquet")
+    write_output(out, lambda: RECORDS, "parquet")
 
     assert 3 == Input(str(out)).count()

@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from celery_batch.cli.top_frame import frame
-from celery_batch.cluster.snapshot import ClusterSnapshot
-from celery_batch.cluster.state import ClusterState
+from celery_batch.cluster.state import ClusterSnapshot, ClusterState
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_batch.cluster.snapshot import ClusterSnapshot
-from celery_batch.cluster.state import ClusterState
+from celery_batch.cluster.state import ClusterSnapshot, ClusterState
 
 QUEUES = {"t": "celery", "u": "other"}
 

@@ -28,7 +28,6 @@ __all__ = [
     "send_group",
 ]
 
-
 #: Members of a group whose costs are taken for those of all.
 _SAMPLE = 100
 
