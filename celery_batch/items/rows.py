@@ -24,7 +24,7 @@ from celery.exceptions import Retry, TaskPredicate
 
 from celery_batch.errors import ChunkFailed, InvalidChunk
 from celery_batch.protocol import ROWS
-from celery_batch.runtime.runner import Collated, Counts, Outcome, Runner, Timing, Uncollated
+from celery_batch.runtime.runner import Outcome
 from celery_batch.runtime.signature import with_one_value
 from celery_batch.serialization.arrays import is_array
 
@@ -37,9 +37,9 @@ __all__ = [
     "columns_of",
     "count_rows",
     "outcomes_of",
+    "require_key",
     "row_count_header",
     "run_calls",
-    "run_rows",
 ]
 
 #: Far above any use, since all of it is one message and one result.
@@ -265,53 +265,20 @@ def columns_of(calls: Sequence[CallRows]) -> list[list[Any]]:
 
 def run_calls(task: Any, calls: Sequence[CallRows]) -> list[Outcome]:
     """Run requests through a task's model; return one outcome per request, in order."""
-    return outcomes_of(task, calls, run_rows(task, calls, columns_of(calls)))
+    columns, alone = columns_of(calls), len(calls) == 1
+    require_key(task, columns, alone=alone)
+    return outcomes_of(task, calls, task._batch_runner.outputs(*columns, alone=alone))
 
 
-def run_rows(
-    task: Any,
-    calls: Sequence[CallRows],
-    columns: list[list[Any]],
-    timings: list[Timing] | None = None,
-    counts: Counts | None = None,
-    collated: Collated | None = None,
-    uncollated: list[Uncollated] | None = None,
-) -> list[Any]:
-    """
-    Call a task's model, and do no more: the device may be idle until the next batch.
-
-    Args:
-        task: The batch task.
-        calls: The arguments of each request, at least one.
-        columns: The same, from `columns_of`.
-        timings: The timing of each model call is appended to it.
-        counts: What is counted of the run is added to it.
-        collated: The first call, if its rows are collated.
-        uncollated: Takes outputs that are to be uncollated; None to do that here.
-
-    Returns:
-        For each row its output, or an outcome in its place.
-
-    Raises:
-        InvalidKey: The only request has no key, or the only row of several.
-    """
-    alone = len(calls) == 1
+def require_key(task: Any, columns: list[list[Any]], *, alone: bool) -> None:
+    """Raise `InvalidKey` if the only request has no key, or the only row of several."""
     # One without a key shares no batch, but with equal ones.
     if task._item_key is not None and (alone or len(columns[0]) == 1):
         task._item_key.of_rows(columns)
-    runner: Runner = task._batch_runner
-    return runner.outputs(
-        *columns,
-        alone=alone,
-        timings=timings,
-        counts=counts,
-        collated=collated,
-        uncollated=uncollated,
-    )
 
 
 def outcomes_of(task: Any, calls: Sequence[CallRows], outputs: list[Any]) -> list[Outcome]:
-    """Return one outcome per request, in order, from what `run_rows` returned for their rows."""
+    """Return one outcome per request, in order, from the outputs of their rows."""
     if not any(isinstance(each, Chunk) for each in calls):
         return [_outcome(output) for output in outputs]
     outcomes, start = [], 0

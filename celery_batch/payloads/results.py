@@ -9,7 +9,6 @@ from celery import states
 from celery.backends.redis import RedisBackend
 
 from celery_batch.errors import InvalidPayload
-from celery_batch.payloads import arguments
 from celery_batch.payloads.app_payloads import SERIALIZERS, AppPayloads
 from celery_batch.payloads.store import StoreError
 from celery_batch.payloads.values import PayloadReference, Payloads, put_back, take_out
@@ -17,7 +16,6 @@ from celery_batch.protocol import PAYLOADS
 
 __all__ = [
     "forget_payload",
-    "may_be_large",
     "mentions_payload",
     "read_if_payload",
     "release",
@@ -38,11 +36,6 @@ _END = 1 << 14
 
 #: Seconds for which the payload of a result that never expires is kept: a hundred years.
 _FOR_EVER = 3.2e9
-
-
-def may_be_large(output: Any) -> bool:
-    """Return whether an output may have a part that is to be stored; quick for small ones."""
-    return arguments.may_be_large((output,), None)
 
 
 def with_stored_result(backend: Any, meta: dict[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from billiard.einfo import ExceptionInfo
 from celery import Celery, signals
 from celery.backends.cache import _DUMMY_CLIENT_CACHE as _CACHE
 from celery.exceptions import Ignore, Reject
+from celery.utils.functional import noop
 
 from celery_batch import BatchTask, WrongResultCount
 from celery_batch.config import LARGEST_BATCH
@@ -338,8 +340,9 @@ def test_expired_item_does_not_reach_the_model(app: Celery):
 def test_facts_are_of_the_items_that_ran(app: Celery, monkeypatch: pytest.MonkeyPatch):
     """An expired item has no facts, and the others keep their own."""
     explained: dict[str, Any] = {}
-    explain = "celery_batch.worker.executor.executor.attach_facts"
-    monkeypatch.setattr(explain, lambda _task, facts: explained.update(facts))
+    writer = SimpleNamespace(stores_in_bulk=False, announce=noop, attach=explained.update)
+    place = "celery_batch.worker.executor.executor.buffered_results"
+    monkeypatch.setattr(place, lambda _task: nullcontext(writer))
 
     @app.task(base=BatchTask)
     def picky(x):

@@ -34,8 +34,6 @@ from celery_batch.protocol import (
 )
 from celery_batch.worker.redis.result_backend import (
     BulkResultWriter,
-    announce_ends,
-    attach_facts,
     buffered_results,
     named_channel,
     notify_clients,
@@ -629,11 +627,11 @@ def test_ends_that_are_stored_one_by_one_are_notified_together(
             request = context(name, **{REPLY_HEADER: HERE})
             task.backend.store_result(name, name, states.SUCCESS, request=request)
             if name == "1":
-                announce_ends(task)
+                writer.announce()
     told = [read_replies(payload) for _, payload in received(subscription)]
     subscription.close()
 
-    assert writer is None
+    assert not writer.stores_in_bulk
     assert [names[:2], names[2:18], names[18:]] == [[name for name, _ in each] for each in told]
     assert [client.get(f"celery-task-meta-{name}") for name in names] == [
         value for each in told for _, value in each
@@ -711,8 +709,8 @@ def test_notifications_have_the_facts_of_the_model_call(
     monkeypatch.setattr(RedisStore, "without_scripts_until", inf if way == "no script" else 0.0)
     subscription = listen(client, HERE, THERE)
     task = app.tasks["results.same"]
-    with buffered_results(task):
-        attach_facts(task, {name: (ALIKE, n / 2) for n, name in enumerate("abc")})
+    with buffered_results(task) as writer:
+        writer.attach({name: (ALIKE, n / 2) for n, name in enumerate("abc")})
         for name, channel in (("a", HERE), ("b", THERE), ("c", HERE)):
             request = context(name, **{REPLY_HEADER: channel})
             task.backend.store_result(name, name, states.SUCCESS, request=request)
@@ -740,8 +738,8 @@ def test_earlier_results_have_no_facts(
     store(app, ("one", states.SUCCESS, "first"))
     subscription = listen(client, HERE)
     task = app.tasks["results.same"]
-    with buffered_results(task):
-        attach_facts(task, {"one": (ALIKE, 0.5), "two": (ALIKE, 0.5)})
+    with buffered_results(task) as writer:
+        writer.attach({"one": (ALIKE, 0.5), "two": (ALIKE, 0.5)})
         for name in ("one", "two"):
             request = context(name, **{REPLY_HEADER: HERE})
             task.backend.store_result(name, "late", states.SUCCESS, request=request)
@@ -756,8 +754,8 @@ def test_facts_end_with_their_batch(make_app: Callable[..., Celery], client: red
     app = make_app()
     subscription = listen(client, HERE)
     task = app.tasks["results.same"]
-    with buffered_results(task):
-        attach_facts(task, {"one": (ALIKE, 0.5)})
+    with buffered_results(task) as writer:
+        writer.attach({"one": (ALIKE, 0.5)})
         request = context("other", **{REPLY_HEADER: HERE})
         task.backend.store_result("other", 1, states.SUCCESS, request=request)
     store(app, ("one", states.SUCCESS, "x"), **{REPLY_HEADER: HERE})

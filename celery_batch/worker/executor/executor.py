@@ -73,8 +73,6 @@ from celery_batch.worker.intake.expiry import Expiries
 from celery_batch.worker.intake.refusals import reason_of
 from celery_batch.worker.redis.result_backend import (
     BulkResultWriter,
-    announce_ends,
-    attach_facts,
     buffered_results,
 )
 from celery_batch.worker.redis.result_store import temporary_errors
@@ -243,13 +241,12 @@ class _BatchTrace:
 
     def _find_fast_items(self) -> None:
         """Find the items that need no tracer; the last has one, for the model to run in."""
-        if self._writer is None or not FastPaths.of(self._task.app).is_on("trace"):
+        task, writer = self._task, self._writer
+        if writer is None or not writer.stores_in_bulk:
             return
-        if not can_trace_fast(self._task):
+        if not (FastPaths.of(task.app).is_on("trace") and can_trace_fast(task)):
             return
-        self._fast_trace = FastTrace(
-            self._task, self._writer, self._accept, shows_results=self._shows_results
-        )
+        self._fast_trace = FastTrace(task, writer, self._accept, shows_results=self._shows_results)
         for index in self._traced[:-1]:
             item = self._fast_trace.read(self._payload[index])
             if item is not None:
@@ -350,7 +347,8 @@ class _BatchTrace:
         deliveries = [self._payload[index] for index in self._rows]
         try:
             _store_starts(self._task, deliveries, self._accept)
-            announce_ends(self._task)  # STARTED is no news once the model has answered
+            if self._writer is not None:
+                self._writer.announce()  # STARTED is no news once the model has answered
             expires = [delivery.request.get("expires") for delivery in deliveries]
             self._call = call = ModelCall(
                 self._task,
@@ -371,7 +369,8 @@ class _BatchTrace:
             if call.needs_model:
                 self._waited = self._run_model(call)
             outcomes = call.outcomes()
-            attach_facts(self._task, call.facts(deliveries, self._payload))
+            if self._writer is not None:
+                self._writer.attach(call.facts(deliveries, self._payload))
         except Exception as error:  # noqa: BLE001 (each item gets it, not the innermost alone)
             outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(rows)
         finally:

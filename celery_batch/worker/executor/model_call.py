@@ -12,7 +12,14 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery_batch.batching.cost import CostLimits
 from celery_batch.config import steps_of
 from celery_batch.items.pending_answer import pending_answer
-from celery_batch.items.rows import CallRows, Chunk, columns_of, count_rows, outcomes_of, run_rows
+from celery_batch.items.rows import (
+    CallRows,
+    Chunk,
+    columns_of,
+    count_rows,
+    outcomes_of,
+    require_key,
+)
 from celery_batch.items.shapes import prepare_shapes
 from celery_batch.protocol import about_batch, batch_facts
 from celery_batch.runtime import registry
@@ -225,14 +232,15 @@ class ModelCall:
                 pending_answer.running_batch(),
                 self._instances.in_use(),
             ):
-                return run_rows(
-                    self.task,
-                    self._calls,
-                    self._columns,
-                    self.timings,
-                    self._counted,
-                    collated,
-                    self._uncollated,
+                alone = len(self._calls) == 1
+                require_key(self.task, self._columns, alone=alone)
+                return runner.outputs(
+                    *self._columns,
+                    alone=alone,
+                    timings=self.timings,
+                    counts=self._counted,
+                    collated=collated,
+                    uncollated=self._uncollated,
                 )
         finally:
             _note_broken(runner)

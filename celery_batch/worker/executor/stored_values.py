@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
 from celery import states
+from kombu.utils.functional import retry_over_time
 
 from celery_batch.errors import InvalidPayload
 from celery_batch.payloads.app_payloads import AppPayloads
@@ -21,9 +21,9 @@ __all__ = ["Instead", "read_stored_values"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between tries to read.  A batch that waits here is not accepted yet: where the broker is
-#: away, too, its requests are soon given to others, and it would run a second time.
-_PAUSES = (0.05, 0.2)
+#: How often to read again.  A batch that waits here is not accepted yet: where the broker is away,
+#: too, its requests are soon given to others, and it would run a second time.
+_RETRIES = {"max_retries": 2, "interval_start": 0.05, "interval_step": 0.15, "interval_max": 0.2}
 
 
 class Instead(Enum):
@@ -78,12 +78,7 @@ def _read(
 ) -> list[bytes | None]:
     keys = [each.key(payload[index].task_id) for index, each in references.items()]
     sizes = [each.total for each in references.values()]
-    for pause in _PAUSES:
-        try:
-            return store.get(keys, sizes)  # type: ignore[no-any-return]
-        except StoreError:
-            time.sleep(pause)
-    return store.get(keys, sizes)  # type: ignore[no-any-return]
+    return retry_over_time(store.get, StoreError, (keys, sizes), **_RETRIES)  # type: ignore[no-any-return]
 
 
 def _has_ended(task: Any, delivery: Delivery) -> bool:

@@ -30,7 +30,8 @@ from celery_batch.compat.results import (
     result_meta,
     store_with,
 )
-from celery_batch.payloads.results import may_be_large, with_stored_result
+from celery_batch.payloads.arguments import may_be_large
+from celery_batch.payloads.results import with_stored_result
 from celery_batch.protocol import READS_PAYLOADS, REPLY_CHANNEL, REPLY_HEADER
 from celery_batch.worker.executor.model_call import Facts
 from celery_batch.worker.intake.message_format import is_name
@@ -38,8 +39,6 @@ from celery_batch.worker.redis.result_store import Entry, RedisStore, temporary_
 
 __all__ = [
     "BulkResultWriter",
-    "announce_ends",
-    "attach_facts",
     "buffered_results",
     "named_channel",
     "notify_clients",
@@ -98,8 +97,9 @@ class BulkResultWriter:
         self._store = RedisStore(backend)
         paths = FastPaths.of(backend.app)
         is_known = type(backend) in (RedisBackend, SentinelBackend)
-        self._stores_in_bulk = is_known and paths.is_on("store")
-        if self._stores_in_bulk:
+        #: Whether results can be collected; else each is stored at once.
+        self.stores_in_bulk = is_known and paths.is_on("store")
+        if self.stores_in_bulk:
             self._result_meta, self._largest = result_meta(backend), largest_value(backend)
         self._notifies = paths.is_on("notify")
         self._thread = _OfThread()
@@ -120,18 +120,18 @@ class BulkResultWriter:
         return found
 
     @contextmanager
-    def buffering(self) -> Iterator[BulkResultWriter | None]:
-        """Collect what this thread stores in this block; None if it stores each result at once."""
+    def buffering(self) -> Iterator[BulkResultWriter]:
+        """Collect what this thread stores in this block, or at least what clients are to know."""
         thread = self._thread
         before = thread.collects, thread.entries, thread.facts, thread.unnotified
         try:
-            if self._stores_in_bulk:
+            if self.stores_in_bulk:
                 thread.collects, thread.entries = True, {}
                 yield self
                 self._write(self._take())
             else:
                 thread.unnotified = []
-                yield None
+                yield self
         finally:
             self._notify_collected()
             thread.collects, thread.entries, thread.facts, thread.unnotified = before
@@ -144,7 +144,7 @@ class BulkResultWriter:
         Celery's own way takes three, of which it retries only one where the connection is lost.
         """
         thread = self._thread
-        before, thread.stores_each = thread.stores_each, self._stores_in_bulk
+        before, thread.stores_each = thread.stores_each, self.stores_in_bulk
         try:
             yield
         finally:
@@ -163,7 +163,7 @@ class BulkResultWriter:
         channel = _reply_channel(task_id, state, request) if self._notifies else ""
         name = bytes_to_str(task_id)
         is_single = not self._thread.collects
-        if is_single and not self._thread.stores_each and not (channel and self._stores_in_bulk):
+        if is_single and not self._thread.stores_each and not (channel and self.stores_in_bulk):
             self._store_one(task_id, result, state, traceback, request=request, **kwargs)
             if channel:
                 key = self._backend.get_key_for_task(name)
@@ -265,7 +265,7 @@ class BulkResultWriter:
         self, meta: dict[str, Any], channel: str, encode: _Encode, *, reads_payloads: bool
     ) -> Entry:
         backend, task_id, state = self._backend, meta["task_id"], meta["status"]
-        if reads_payloads and state == states.SUCCESS and may_be_large(meta["result"]):
+        if reads_payloads and state == states.SUCCESS and may_be_large((meta["result"],), None):
             meta = with_stored_result(backend, meta)
         value = encode(meta)
         if isinstance(value, str) and len(value) > self._largest:
@@ -312,8 +312,7 @@ def buffered_results(task: Any) -> AbstractContextManager[BulkResultWriter | Non
     """
     Return a context that collects the results stored in it, and stores them at its end.
 
-    Its value is the writer, or None where results are stored one by one: on other backends,
-    with ``batch_bulk = False``, and with the fast path "store" off.
+    Its value is the writer; None where Celery's own code stores them, and notifies of them, alone.
     """
     writer = BulkResultWriter.of(task.backend)
     return nullcontext() if writer is None else writer.buffering()
@@ -323,17 +322,3 @@ def results_stored_each(task: Any) -> AbstractContextManager[None]:
     """Return a context in which each result is stored at once, but in one round trip."""
     writer = BulkResultWriter.of(task.backend)
     return nullcontext() if writer is None else writer.storing_each()
-
-
-def announce_ends(task: Any) -> None:
-    """Store, and notify clients of, what `buffered_results` has collected so far."""
-    writer = BulkResultWriter.of(task.backend)
-    if writer is not None:
-        writer.announce()
-
-
-def attach_facts(task: Any, facts: Mapping[str, Facts]) -> None:
-    """Attach the facts of model calls, by task id, to results stored in `buffered_results`."""
-    writer = BulkResultWriter.of(task.backend)
-    if writer is not None:
-        writer.attach(facts)
