@@ -61,12 +61,7 @@ def option_of(task: Any, name: str) -> Any:
 
 
 def item_cost_of(task: Any) -> ItemCost | None:
-    """
-    Return what computes the cost of a task's items; None if it has no limit.
-
-    Raises:
-        ConfigurationError: An option is wrong, or one is missing.
-    """
+    """Return what computes the cost of a task's items; None if it has no limit."""
     batch, largest = task.max_batch_cost, task.max_item_cost
     cost = option_of(task, "cost")
     limit = "max_item_cost" if batch is None else "max_batch_cost"
@@ -100,15 +95,7 @@ def item_cost_of(task: Any) -> ItemCost | None:
 
 
 def check_sort_window(cls: Any) -> None:
-    """
-    Check that the option ``sort_window`` is given only where batches are chosen.
-
-    Args:
-        cls: The task's class.
-
-    Raises:
-        ConfigurationError: It has no effect.
-    """
+    """Check that the option ``sort_window`` is given only where batches are chosen."""
     if "sort_window" in vars(cls) and not cls.padded and item_key_of(cls) is None:
         raise ConfigurationError(
             f"{cls.name}.sort_window: has no effect without padded=True or batch_by"
@@ -116,12 +103,7 @@ def check_sort_window(cls: Any) -> None:
 
 
 def check_queue_cost(task: Any) -> None:
-    """
-    Check the option ``max_queue_cost``.
-
-    Raises:
-        ConfigurationError: It is no number above 0, or items have no cost.
-    """
+    """Check the option ``max_queue_cost``."""
     most = task.max_queue_cost
     if most is None:
         return
@@ -212,12 +194,7 @@ class ItemKey:
 
 
 def item_key_of(task: Any) -> ItemKey | None:
-    """
-    Return what computes the keys of a task's items; None if batches are not formed by key.
-
-    Raises:
-        ConfigurationError: The option is wrong.
-    """
+    """Return what computes the keys of a task's items; None if batches are not formed by key."""
     batch_by = own_attribute(task, "batch_by")
     if batch_by is None and task.model is not None:
         batch_by = key_option(task.model)

@@ -52,12 +52,7 @@ def has_shapes(task: Any) -> bool:
 
 
 def check_shapes(task: Any) -> None:
-    """
-    Check a task's options of fixed shapes.
-
-    Raises:
-        ConfigurationError: They contradict each other, or one is missing.
-    """
+    """Check a task's options of fixed shapes."""
     _refuse_empty(task)
     sizes, lengths = steps_of(task, "batch_sizes"), steps_of(task, "batch_lengths")
     for name, needed in (("padding_row", sizes), ("example", lengths)):
@@ -113,12 +108,7 @@ def _check_padding_row(task: Any, sizes: Any) -> None:
 
 
 def check_padding_cost(task: Any) -> None:
-    """
-    Check what a task's padding row costs, unless only a worker has it.
-
-    Raises:
-        ConfigurationError: No item may cost that.
-    """
+    """Check what a task's padding row costs, unless only a worker has it."""
     padding = option_of(task, "padding_row")
     if not (padding is None or callable(padding) or hasattr(padding, "__get__")):
         _check_cost(task, _row(task, padding))

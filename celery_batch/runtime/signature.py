@@ -55,12 +55,7 @@ def signature_of(model: type[Model]) -> inspect.Signature:
 
 
 def example_rows(model: type[Model], examples: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """
-    Return a model's examples as rows, with one value for each parameter.
-
-    Raises:
-        ConfigurationError: An example does not fit the parameters.
-    """
+    """Return a model's examples as rows, with one value for each parameter."""
     name, signature = f"{model.__qualname__}.examples", signature_of(model)
     return [row_of(name, signature, example) for example in examples]
 

@@ -91,12 +91,7 @@ def predict_through(instance: Model, *columns: Any, **named: Any) -> Any:
 
 
 def check_stages(model: type[Model]) -> None:
-    """
-    Check that each stage takes what the one before it returns.
-
-    Raises:
-        ConfigurationError: One of them cannot be called with one argument.
-    """
+    """Check that each stage takes what the one before it returns."""
     taken = {"predict": "what collate returns"} if collates(model) else {}
     if uncollates(model):
         taken["uncollate"] = "what predict returns"

@@ -49,12 +49,7 @@ class RowDigest:
 
 
 def check_version(task: Any) -> None:
-    """
-    Check the option `version` of a task.
-
-    Raises:
-        ConfigurationError: It is wrong, or has no effect.
-    """
+    """Check the option `version` of a task."""
     if task.cache_ttl is None:
         if task.version is not None:
             raise ConfigurationError(f"{task.name}.version: has no effect without cache_ttl")

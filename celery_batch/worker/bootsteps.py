@@ -176,12 +176,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def _refuse_green_threads(worker: Any, tasks: list[Any]) -> None:
-    """
-    Refuse a pool whose tasks would block the thread of the worker's event loop.
-
-    Raises:
-        ConfigurationError: The pool is gevent's or eventlet's.
-    """
+    """Refuse a pool whose tasks would block the thread of the worker's event loop."""
     name = worker.pool_cls.__module__.rpartition(".")[2]
     if name in _GREEN and tasks:
         names = ", ".join(task.name for task in tasks)

@@ -25,12 +25,7 @@ class ConsumerContext:
 
     @classmethod
     def of(cls, consumer: Any) -> ConsumerContext:
-        """
-        Return the context of a Celery consumer that has the `BatchConsumer` step.
-
-        Raises:
-            ConfigurationError: It does not have that step.
-        """
+        """Return the context of a Celery consumer that has the `BatchConsumer` step."""
         if not cls.is_attached(consumer):
             raise ConfigurationError("this worker had no batch task when it started")
         context: ConsumerContext = consumer.batch_context

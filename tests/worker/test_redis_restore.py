@@ -34,7 +34,7 @@ def place(broker: str) -> Iterator[Any]:
 
 def hold(place: Any, tag: str, *, flag: str = "0", owner: str = "other", **headers: Any) -> Keys:
     """Record a message as another worker would have."""
-    keys = Keys.of(place.channel, owner)
+    keys = Keys.of(place.channel).of_owner(owner)
     message = {
         "body": "W10=",
         "headers": {"id": tag, **headers},

@@ -16,12 +16,7 @@ _USUAL = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-
 
 
 def time_of(value: Any) -> Any:
-    """
-    Return the time in a header, as Celery's `maybe_iso8601` does.
-
-    Raises:
-        ValueError: It is no time.
-    """
+    """Return the time in a header, as Celery's `maybe_iso8601` does."""
     if type(value) is str and _USUAL.fullmatch(value):
         try:
             return datetime.fromisoformat(value)

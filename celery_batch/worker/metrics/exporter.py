@@ -182,12 +182,7 @@ class BatchMetrics(bootsteps.StartStopStep):  # type: ignore[misc]
         self._exporter: _Exporter | None = None
 
     def serve(self, queues: list[str]) -> None:
-        """
-        Start to serve, if the settings ask for that and it has not been done.
-
-        Raises:
-            ConfigurationError: The address is wrong, or a library is missing.
-        """
+        """Start to serve, if the settings ask for that and it has not been done."""
         address = address_of(self._worker.app)
         if address is not None and self._exporter is None:
             depths = QueueDepths(self._worker.app, queues)

@@ -44,10 +44,10 @@ class Keys:
         self.held, self.alive = self.held_prefix + owner, self.alive_prefix + owner
 
     @classmethod
-    def of(cls, channel: Any, owner: str | None = None) -> Keys:
-        """Return the keys of an owner, a new one by default, on one of kombu's Redis channels."""
+    def of(cls, channel: Any) -> Keys:
+        """Return the keys of a new owner on one of kombu's Redis channels."""
         prefix, qos = channel.global_keyprefix, channel.qos
-        return cls(prefix + qos.unacked_key, prefix + qos.unacked_index_key, owner or uuid4().hex)
+        return cls(prefix + qos.unacked_key, prefix + qos.unacked_index_key, uuid4().hex)
 
     def of_owner(self, owner: str) -> Keys:
         """Return the keys of another owner on the same Redis."""

@@ -477,12 +477,7 @@ class TaskQueue:
 
 
 class _ArrivalRecorder:
-    """
-    Numbered arrivals, kept until their reader says that it has them, since a reply can be lost.
-
-    Args:
-        number: The number of the first arrival.
-    """
+    """Numbered arrivals, kept until their reader says that it has them: a reply can be lost."""
 
     def __init__(self, number: int = 0) -> None:
         self._arrivals: deque[tuple[float, float, int]] = deque(maxlen=_MOST_ARRIVALS)
