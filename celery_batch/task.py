@@ -415,15 +415,7 @@ def add_bootsteps(app: Any) -> None:
 
 
 def model_task(app: Any, model: type[Model], *, name: str | None = None, **options: Any) -> Any:
-    """
-    Make a task of a model; see `Model.as_task`.
-
-    Args:
-        app: The Celery app.
-        model: Loaded once in each pool process.
-        name: The task's name; unless given, Celery's for a class of this name and module.
-        options: Options of the task, Celery's and ours.
-    """
+    """Make a task of a model; see `Model.as_task`."""
     name = name or app.gen_task_name(model.__name__, model.__module__)
     if options.get("pydantic"):  # before Celery asks for the library
         raise ConfigurationError(f"{name}: {NO_PYDANTIC}")

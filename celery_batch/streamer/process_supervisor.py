@@ -72,10 +72,6 @@ def keep_running(jobs: list[Job], start_method: str = "spawn") -> None:
     """
     Run each job in a process of its own, replaced when it dies, until all have returned.
 
-    Args:
-        jobs: At least one.
-        start_method: Of `multiprocessing`.
-
     Raises:
         ConfigurationError: This process was started by such a call itself, and still imports.
         LoadFailed: A process could not begin, or its model could not be loaded; or later
@@ -196,13 +192,7 @@ _supervisor: Any = None
 
 
 def report(word: str, more: str = "") -> None:
-    """
-    Send a message to the supervisor of this process, if it has one.
-
-    Args:
-        word: `LOADED` or `UNLOADED`.
-        more: Why not.
-    """
+    """Send `LOADED`, or `UNLOADED` and why, to the supervisor of this process, if it has one."""
     if _supervisor is not None:
         with contextlib.suppress(OSError):  # the supervisor has ended, and this process ends soon
             _supervisor.send((word, more))

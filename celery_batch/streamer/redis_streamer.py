@@ -288,22 +288,13 @@ def queue_of(prefix: str) -> str:
 
 
 def task_of(prefix: str) -> str:
-    """
-    Return the name of the task that answers a prefix's items.
-
-    Raises:
-        ConfigurationError: The prefix is no text.
-    """
+    """Return the name of the task that answers a prefix's items; see `queue_of`."""
     return f"{queue_of(prefix)}.predict"
 
 
 def app_for(redis_broker: str, **settings: Any) -> Celery:
     """
     Return a new Celery app on a Redis; it does not become the process's current one.
-
-    Args:
-        redis_broker: As for `connection_settings`.
-        settings: More Celery settings.
 
     Raises:
         ConfigurationError: It is no address of a Redis.

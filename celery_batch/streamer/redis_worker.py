@@ -51,11 +51,6 @@ def serve(app: Celery, queue: str, *, pool: str) -> NoReturn:
     """
     Serve a queue until a signal or a remote command ends this process.
 
-    Args:
-        app: The Celery app; it becomes the process's current one.
-        queue: The queue's name.
-        pool: The pool's name.
-
     Raises:
         SystemExit: The worker has ended, or could not start.
     """
@@ -121,17 +116,7 @@ def _end_children_with_parent() -> None:
 def model_class_of(
     given: Any, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
 ) -> type[Model]:
-    """
-    Return a `Model` class for what the user gave.
-
-    Args:
-        given: A predict function, a `ManagedModel` class or a `Model` class.
-        args: As for `as_model`.
-        kwargs: Likewise.
-
-    Raises:
-        ConfigurationError: It is none of these.
-    """
+    """Return a `Model` class for what the user gave; see `as_model`."""
     adapter = as_model(given, args, kwargs)
     kind: Any = type(adapter)
 

@@ -112,11 +112,7 @@ def task_error(exception: BaseException) -> BaseException:
     """
     Return a copy of a task's exception that is a `TaskFailed`, too.
 
-    Args:
-        exception: The task's result, which keeps its own traceback.
-
-    Returns:
-        A plain copy for the few classes that cannot be subclassed so.
+    It is a plain copy for the few classes that cannot be subclassed so.
     """
     own: Any = type(exception)
     try:

@@ -60,10 +60,8 @@ def settle(future: Future[Any], value: Callable[[], tuple[Any] | None]) -> bool:
     """
     End a future if there is a value or an error; return whether nothing is left to do.
 
-    Args:
-        future: The future.
-        value: Returns the value in a tuple, or None if there is none yet; what it raises is
-            the future's error.
+    `value` returns the value in a tuple, or None if there is none yet; what it raises is the
+    future's error.
     """
     if future.done():
         return True

@@ -459,11 +459,6 @@ class EagerBatchResult(EagerResult):  # type: ignore[misc]
         """
         Return an eager result that can be awaited; a failure if its value could not be stored.
 
-        Args:
-            task: Whose call it is.
-            result: What Celery's `apply` has returned.
-            options: Of `apply`.
-
         Raises:
             EncodeError: A worker could not have, and ``throw`` or the app wants it raised.
         """
@@ -503,9 +498,6 @@ class EagerBatchResult(EagerResult):  # type: ignore[misc]
 def forget_many(results: Iterable[Any]) -> None:
     """
     Forget results, and delete many at once where Celery stores them in Redis.
-
-    Args:
-        results: Of tasks that have ended.
 
     Raises:
         Exception: What a backend said first; the others were forgotten as far as possible.
