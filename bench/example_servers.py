@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from flask import Flask
 
 from bench.bert_model import BertModel
 from examples import infill_naive, infill_processes, infill_redis, infill_threaded
 
-__all__ = ["APPS"]
+__all__ = ["naive", "redis", "streamer", "threaded"]
 
 
 def naive() -> Flask:
@@ -30,11 +28,3 @@ def streamer() -> Flask:
 def redis() -> Flask:
     """Make the web server with the models behind Redis."""
     return infill_redis.create_app()
-
-
-APPS: dict[str, Callable[[], Flask]] = {
-    "naive": naive,
-    "threaded": threaded,
-    "streamer": streamer,
-    "redis": redis,
-}

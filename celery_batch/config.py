@@ -20,12 +20,9 @@ from celery_batch.defaults import SETTINGS
 from celery_batch.errors import ConfigurationError
 
 __all__ = [
-    "COST_OPTIONS",
     "FAST_PATHS",
     "OPTIONS",
     "SETTINGS",
-    "SHARE_OPTION",
-    "TARGET_OPTIONS",
     "PayloadSettings",
     "Settings",
     "SettingsSnapshot",

@@ -38,14 +38,7 @@ from celery_batch.serve.processes import (
 from celery_batch.serve.run_folder import CONFIG_FILE, clear, lock, usual_folder
 from celery_batch.serve.sockets import listening
 
-__all__ = [
-    "Deployment",
-    "Reloader",
-    "configured",
-    "run",
-    "source_of",
-    "warm_workers",
-]
+__all__ = ["Deployment", "configured", "run", "source_of", "warm_workers"]
 
 #: Seconds between two looks at the processes and, with --reload, at the files.
 _POLL = 0.2

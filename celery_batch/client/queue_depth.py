@@ -38,13 +38,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_batch.broker_depth import DepthReader
 from celery_batch.client.background import BrokerPoller
 
-__all__ = [
-    "FRESH",
-    "INTERVAL",
-    "Depth",
-    "DepthPoller",
-    "Settled",
-]
+__all__ = ["FRESH", "Depth", "DepthPoller", "Settled"]
 
 logger = logging.getLogger(__name__)
 

@@ -34,13 +34,7 @@ from celery_batch.streamer.messages import Message, dump, pickled, receive, send
 from celery_batch.streamer.model_adapters import Adapter, CallTime, timed_outputs
 from celery_batch.streamer.parent_death import end_with_manager, end_with_parent
 
-__all__ = [
-    "UNGUARDED",
-    "Plan",
-    "arrive",
-    "is_arriving",
-    "serve",
-]
+__all__ = ["UNGUARDED", "Plan", "arrive", "is_arriving", "serve"]
 
 
 def _pack(outputs: Sequence[Any], broken: str | None, call: CallTime | None) -> Message:

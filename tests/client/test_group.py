@@ -14,9 +14,8 @@ from celery import states
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult, GroupResult, ResultSet
 
-from celery_batch.client.results.group import BatchGroup, adopt_groups
 from celery_batch.client.results.pending import PendingResults
-from celery_batch.client.results.result import BatchResult
+from celery_batch.client.results.result import BatchGroup, BatchResult, adopt_groups
 from celery_batch.processes.managed_process import wait_until
 from tests.services.fake_worker import FakeWorker
 

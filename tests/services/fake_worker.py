@@ -10,9 +10,8 @@ from uuid import uuid4
 import redis
 from celery import Celery
 
-from celery_batch.client.results.group import adopt_groups
 from celery_batch.client.results.listener import close_listener, listener_for
-from celery_batch.client.results.result import BatchResult
+from celery_batch.client.results.result import BatchResult, adopt_groups
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.protocol import write_replies
 

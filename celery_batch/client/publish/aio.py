@@ -27,14 +27,7 @@ from celery_batch.client.results.result import copied
 from celery_batch.client.results.waiting import LoopWaker
 from celery_batch.payloads.arguments import may_be_large
 
-__all__ = [
-    "LoopCall",
-    "SeriesSender",
-    "aapply_many",
-    "apply_and_wait",
-    "apply_async",
-    "send_soon",
-]
+__all__ = ["LoopCall", "aapply_many", "apply_and_wait", "apply_async"]
 
 logger = logging.getLogger(__name__)
 

@@ -45,7 +45,6 @@ from celery_batch.compat.tasks import call_options
 from celery_batch.protocol import SENT
 
 __all__ = [
-    "AnyTemplate",
     "CallSeries",
     "MessageTemplates",
     "embed_of",

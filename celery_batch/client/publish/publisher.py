@@ -44,8 +44,8 @@ from celery_batch.client.publish.message import (
     sent_now,
 )
 from celery_batch.client.publish.transport import Transport
-from celery_batch.client.results.group import adopt_groups
 from celery_batch.client.results.listener import listener_for, why_not_notified
+from celery_batch.client.results.result import adopt_groups
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.fast_paths import PathState, states_in_words
 from celery_batch.compat.tasks import call_options

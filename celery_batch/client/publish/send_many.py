@@ -20,13 +20,7 @@ from celery_batch.errors import BatchError, ConfigurationError
 from celery_batch.payloads.arguments import may_be_large, with_stored_values
 from celery_batch.protocol import PAYLOADS
 
-__all__ = [
-    "PartlySent",
-    "apply_chunks",
-    "apply_many",
-    "partly_sent",
-    "send_group",
-]
+__all__ = ["PartlySent", "apply_chunks", "apply_many", "send_group"]
 
 #: Members of a group whose costs are taken for those of all.
 _SAMPLE = 100

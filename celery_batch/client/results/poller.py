@@ -14,7 +14,7 @@ from typing import Any
 
 from celery_batch.client.background import OnDemandThread, PerProcess
 
-__all__ = ["LONGEST_PAUSE", "SHORTEST_PAUSE", "Poll", "Poller"]
+__all__ = ["LONGEST_PAUSE", "Poll", "Poller"]
 
 logger = logging.getLogger(__name__)
 

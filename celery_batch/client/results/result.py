@@ -1,5 +1,5 @@
 """
-The result of a call, as the client sees it.
+The results of a call and of a group, as the client sees them.
 
 Where no listener receives results, it does all that Celery's own result does.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from copy import copy
 from functools import lru_cache, partial
@@ -18,7 +18,8 @@ from celery import states
 from celery.app import app_or_default
 from celery.backends.base import Backend
 from celery.backends.redis import RedisBackend
-from celery.result import AsyncResult, EagerResult, assert_will_not_block
+from celery.result import AsyncResult, EagerResult, GroupResult, assert_will_not_block
+from celery.utils.functional import noop
 from kombu.exceptions import EncodeError
 from vine import Thenable, barrier, promise
 
@@ -34,6 +35,7 @@ from celery_batch.client.results.states import StateIterator
 from celery_batch.client.results.waiting import ThreadWaiter, is_stored_elsewhere, wait_until_ended
 from celery_batch.compat.backend_hooks import as_stored
 from celery_batch.compat.kombu import decodes_json
+from celery_batch.compat.tasks import task_meta
 from celery_batch.payloads.results import forget_payload, mentions_payload, read_if_payload
 from celery_batch.protocol import BatchInfo
 from celery_batch.serialization.arrays import array_decoder
@@ -41,8 +43,10 @@ from celery_batch.serialization.decoding import decode_json
 from celery_batch.serialization.encode_errors import check_output
 
 __all__ = [
+    "BatchGroup",
     "BatchResult",
     "EagerBatchResult",
+    "adopt_groups",
     "copied",
     "decode_meta",
     "forget_many",
@@ -493,6 +497,42 @@ class EagerBatchResult(EagerResult):  # type: ignore[misc]
     def future(self) -> Future[Any]:
         """Return a future that is done."""
         return future_of(self)
+
+
+class BatchGroup(GroupResult):  # type: ignore[misc]
+    """Celery's result of a group, whose members the app's listener receives where it can."""
+
+    def iter_native(
+        self,
+        timeout: float | None = None,
+        interval: float = 0.5,
+        no_ack: bool = True,  # noqa: FBT001, FBT002 (Celery's signature)
+        on_message: Any = None,
+        on_interval: Any = None,
+    ) -> Iterator[tuple[str, Any]]:
+        """Return the members' ids and meta data as they come; see Celery."""
+        if on_message or not self._is_received():
+            return super().iter_native(  # type: ignore[no-any-return]
+                timeout, interval, no_ack, on_message, on_interval
+            )
+        self._on_full.finalize()
+        return self._receive(ThreadWaiter(self.app, timeout, on_interval or noop))
+
+    def _is_received(self) -> bool:
+        members = self.results
+        return bool(members) and all(
+            isinstance(each, BatchResult) and each.is_received for each in members
+        )
+
+    def _receive(self, waiter: ThreadWaiter) -> Iterator[tuple[str, Any]]:
+        for member in waiter.arrivals(self.results):
+            yield member.id, task_meta(member)
+
+
+def adopt_groups(app: Any) -> None:
+    """Have the app's groups be `BatchGroup` objects, unless it has a class of its own."""
+    if app.GroupResult.__bases__ == (GroupResult,):
+        app.GroupResult = app.subclass_with_self(BatchGroup, reverse="GroupResult")
 
 
 def forget_many(results: Iterable[Any]) -> None:
