@@ -37,16 +37,10 @@ _CALLED = {"amqp": "py-amqp", "redis": "redis-py"}
 
 @dataclass(frozen=True, slots=True)
 class PathState:
-    """
-    Whether a fast path is on.
-
-    Args:
-        name: The path's.
-        reason: Why it is off, in a few words; empty if it is on.
-    """
+    """Whether a fast path is on."""
 
     name: str
-    reason: str = ""
+    reason: str = ""  # why it is off, in a few words; empty if it is on
 
     @property
     def is_on(self) -> bool:
@@ -116,20 +110,12 @@ _RECORDS = (
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """
-    What a fast path stands on.
+    """What a fast path stands on."""
 
-    Args:
-        libraries: By the names of their modules.
-        shape: The parts that it uses.
-        switches: Settings which turn it off, too, where they are False.
-        needs: Another path, without which it is off.
-    """
-
-    libraries: tuple[str, ...]
-    shape: tuple[_Has | _Calls | _Replaces, ...]
-    switches: tuple[str, ...] = ()
-    needs: str = ""
+    libraries: tuple[str, ...]  # by the names of their modules
+    shape: tuple[_Has | _Calls | _Replaces, ...]  # the parts that it uses
+    switches: tuple[str, ...] = ()  # settings which turn it off, too, where they are False
+    needs: str = ""  # another path, without which it is off
 
 
 _PATHS: Mapping[str, _Path] = {

@@ -48,16 +48,10 @@ MOST_ROWS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """
-    The arguments of one request with many rows.
+    """The arguments of one request with many rows."""
 
-    Args:
-        columns: One list per parameter of the function, one entry per row.
-        rows: How many rows there are, at least 1.
-    """
-
-    columns: tuple[list[Any], ...]
-    rows: int
+    columns: tuple[list[Any], ...]  # one list per parameter of the function, one entry per row
+    rows: int  # how many rows there are, at least 1
 
 
 class ChunkCalls:

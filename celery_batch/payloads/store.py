@@ -31,7 +31,6 @@ from celery_batch.errors import ConfigurationError
 __all__ = [
     "DirectoryPayloads",
     "NameTooLong",
-    "ObjectPayloads",
     "PayloadStore",
     "RedisPayloads",
     "StoreAway",

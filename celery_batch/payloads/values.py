@@ -43,18 +43,12 @@ _PIECES, _PIECE = 16, 1 << 12
 
 
 class PayloadReference(NamedTuple):
-    """
-    What a header says of the values that are stored beside a message.
+    """What a header says of the values that are stored beside a message."""
 
-    Args:
-        nonce: Distinguishes the payloads of the tries of a task.
-        sizes: Of each value, in bytes.
-        checksum: CRC-32 of the values, or of pieces of large ones, which tells other values and
-            cut ones from those that were stored.
-    """
-
-    nonce: str
-    sizes: list[int]
+    nonce: str  # distinguishes the payloads of the tries of a task
+    sizes: list[int]  # of each value, in bytes
+    #: CRC-32 of the values, or of pieces of large ones, which tells other values and cut ones from
+    #: those that were stored.
     checksum: int
 
     @classmethod

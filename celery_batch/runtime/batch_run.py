@@ -14,57 +14,32 @@ __all__ = ["BatchRun", "Call", "Collated", "Counts", "Uncollated"]
 
 @dataclass(slots=True)
 class Counts:
-    """
-    What is counted of a run; threads share a runner, so that it keeps none itself.
+    """What is counted of a run; threads share a runner, so that it keeps none itself."""
 
-    Args:
-        calls: How often the model was called.
-        isolated: Items that made their batch fail.
-        out_of_memory: Calls that ran out of memory.
-        cost: What the items of all calls have cost, where that is limited.
-        padded_cost: What these calls have cost with their padding.
-        padding_rows: Rows that filled calls up to their sizes.
-    """
-
-    calls: int = 0
-    isolated: int = 0
-    out_of_memory: int = 0
-    cost: float = 0.0
-    padded_cost: float = 0.0
-    padding_rows: int = 0
+    calls: int = 0  # how often the model was called
+    isolated: int = 0  # items that made their batch fail
+    out_of_memory: int = 0  # calls that ran out of memory
+    cost: float = 0.0  # what the items of all calls have cost, where that is limited
+    padded_cost: float = 0.0  # what these calls have cost with their padding
+    padding_rows: int = 0  # rows that filled calls up to their sizes
 
 
 class Call(NamedTuple):
-    """
-    A call of the model.
+    """A call of the model."""
 
-    Args:
-        part: The indexes of its items.
-        size: The number of its rows, with padding rows, or its cost, where that is limited.
-        was_limited: Whether it would have had more items if more fitted into memory.
-    """
-
-    part: range
-    size: float
-    was_limited: bool
+    part: range  # the indexes of its items
+    size: float  # the number of its rows, with padding rows, or its cost, where that is limited
+    was_limited: bool  # whether it would have had more items if more fitted into memory
 
 
 @dataclass(slots=True)
 class Collated:
-    """
-    The first call of a batch, whose rows were collated before the batch runs.
+    """The first call of a batch, whose rows were collated before the batch runs."""
 
-    Args:
-        items: The indexes of its items.
-        rows: The number of its rows, with padding rows.
-        value: What `collate` returned.
-        error: What it raised instead.
-    """
-
-    items: Sequence[int]
-    rows: int
-    value: Any = None
-    error: Exception | None = None
+    items: Sequence[int]  # the indexes of its items
+    rows: int  # the number of its rows, with padding rows
+    value: Any = None  # what `collate` returned
+    error: Exception | None = None  # what it raised instead
 
     def take(self) -> Any:
         """Return the value, which is kept here no longer: it may be large."""
@@ -73,43 +48,24 @@ class Collated:
 
 
 class Uncollated(NamedTuple):
-    """
-    The output of a call, of which `uncollate` has made no outputs yet.
+    """The output of a call, of which `uncollate` has made no outputs yet."""
 
-    Args:
-        items: The indexes of its items.
-        call: The call.
-        rows: The number of its rows, with padding rows.
-        output: What `predict` returned.
-    """
-
-    items: Sequence[int]
+    items: Sequence[int]  # the indexes of its items
     call: Call
-    rows: int
-    output: Any
+    rows: int  # the number of its rows, with padding rows
+    output: Any  # what `predict` returned
 
 
 @dataclass(slots=True)
 class BatchRun:
-    """
-    One batch that runs.
+    """One batch that runs."""
 
-    Args:
-        columns: One list per parameter, in the order of the plan if there is one.
-        order: The indexes of its items, in this order.
-        bisection: The parts of the batch that have not run.
-        plan: Its calls, where cost is limited.
-        counts: What is counted of it.
-        alone: Whether all items are one request.
-        collated: Its first call, if its rows are collated.
-        uncollated: Takes the outputs of calls that are uncollated later; None to do that at once.
-    """
-
-    columns: Sequence[list[Any]]
-    order: Sequence[int]
-    bisection: Bisection
-    plan: CallPlan | None
-    counts: Counts
-    alone: bool
-    collated: Collated | None = None
+    columns: Sequence[list[Any]]  # one list per parameter, in the order of the plan if there is one
+    order: Sequence[int]  # the indexes of its items, in this order
+    bisection: Bisection  # the parts of the batch that have not run
+    plan: CallPlan | None  # its calls, where cost is limited
+    counts: Counts  # what is counted of it
+    alone: bool  # whether all items are one request
+    collated: Collated | None = None  # its first call, if its rows are collated
+    #: Takes the outputs of calls that are uncollated later; None to do that at once.
     uncollated: list[Uncollated] | None = None

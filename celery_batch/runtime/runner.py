@@ -40,22 +40,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """
-    The outcome of one item: a value, or an error.
+    """The outcome of one item: a value, or an error."""
 
-    Args:
-        value: The model's output for the item.
-        error: Why there is none.
-        origin: The traceback, if the model raised the error.
-        again: There is neither: the run ended early, and the item is to run again alone.
-        whole: The error of the whole chunk, if `error` is only one row's.
-    """
-
-    value: Any = None
-    error: Exception | None = None
-    origin: TracebackType | None = None
-    again: bool = False
-    whole: Exception | None = None
+    value: Any = None  # the model's output for the item
+    error: Exception | None = None  # why there is none
+    origin: TracebackType | None = None  # the traceback, if the model raised the error
+    again: bool = False  # there is neither: the run ended early, and the item is to run again alone
+    whole: Exception | None = None  # the error of the whole chunk, if `error` is only one row's
 
     def unwrap(self) -> Any:
         """Return the value, or raise the error as the model raised it."""
@@ -67,63 +58,41 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """
-    When a model was called, and for how long.
+    """When a model was called, and for how long."""
 
-    Args:
-        part: The indexes of the items of the batch in this call.
-        began: When, on the monotonic clock.
-        seconds: How long it took.
-    """
-
-    part: Sequence[int]
-    began: float
-    seconds: float
+    part: Sequence[int]  # the indexes of the items of the batch in this call
+    began: float  # when, on the monotonic clock
+    seconds: float  # how long it took
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorPolicy:
-    """
-    How a model's errors are handled.
+    """How a model's errors are handled."""
 
-    Args:
-        isolate_failures: Find the items that make a batch fail, by calling the model
-            again with parts of it; else all items fail.
-        verdicts: Errors that the function raises for the whole batch.
-        interrupts: Errors from outside that end the run.
-    """
-
+    #: Find the items that make a batch fail, by calling the model again with parts of it; else all
+    #: items fail.
     isolate_failures: bool = True
+    #: Errors that the function raises for the whole batch.
     verdicts: tuple[type[Exception], ...] = ()
-    interrupts: tuple[type[Exception], ...] = ()
+    interrupts: tuple[type[Exception], ...] = ()  # errors from outside that end the run
 
 
 @dataclass(frozen=True, slots=True)
 class CallCost:
-    """
-    What items cost, and how much one call of the model may.
+    """What items cost, and how much one call of the model may."""
 
-    Args:
-        of_rows: Takes the batch's columns; returns the cost of each item, or its error.
-        limits: The largest call.
-    """
-
+    #: Takes the batch's columns; returns the cost of each item, or its error.
     of_rows: Callable[[Sequence[Sequence[Any]]], Sequence[float | Exception]]
-    limits: CostLimits
+    limits: CostLimits  # the largest call
 
 
 @dataclass(frozen=True, slots=True)
 class FixedSizes:
-    """
-    The numbers of rows that calls of a model have.
+    """The numbers of rows that calls of a model have."""
 
-    Args:
-        sizes: In ascending order.
-        padding_row: Returns the row that fills calls up, a value for each parameter; None to
-            repeat the last row of the call.
-    """
-
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()  # in ascending order
+    #: Returns the row that fills calls up, a value for each parameter; None to repeat the last row
+    #: of the call.
     padding_row: Callable[[], Sequence[Any]] | None = None
 
     def fill(self, columns: Sequence[list[Any]]) -> list[list[Any]]:

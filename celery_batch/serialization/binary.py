@@ -34,7 +34,7 @@ from celery_batch.serialization.arrays import (
     is_array,
 )
 
-__all__ = ["CONTENT_TYPE", "NAME", "aligned", "decode_binary", "encode_binary"]
+__all__ = ["CONTENT_TYPE", "aligned", "decode_binary", "encode_binary"]
 
 #: Of the serializer, and of its messages.
 NAME, CONTENT_TYPE = "batch-msgpack", "application/x-batch-msgpack"

@@ -13,24 +13,17 @@ __all__ = ["WorkerContext"]
 
 @dataclass
 class WorkerContext:
-    """
-    The state of one worker that its steps share.
+    """The state of one worker that its steps share."""
 
-    Args:
-        user_prefetch: The prefetch multiplier that the user has set; 0 for no limit.
-        tasks: The batch tasks that the worker serves; grows with the first message of another.
-        routed: The names of those that are routed to its queues.
-        warm_up: The loading of models in pool processes; None on other pools than prefork.
-        serve_metrics: Serves the metrics, if the settings ask for that, with these queues' depths.
-        metrics_url: Where they are served.
-    """
-
-    user_prefetch: int
+    user_prefetch: int  # the prefetch multiplier that the user has set; 0 for no limit
+    #: The batch tasks that the worker serves; grows with the first message of another.
     tasks: list[Any] = field(default_factory=list)
-    routed: frozenset[str] = frozenset()
+    routed: frozenset[str] = frozenset()  # the names of those that are routed to its queues
+    #: The loading of models in pool processes; None on other pools than prefork.
     warm_up: WarmUp | None = None
+    #: Serves the metrics, if the settings ask for that, with these queues' depths.
     serve_metrics: Callable[[list[str]], None] = lambda _: None
-    metrics_url: str | None = None
+    metrics_url: str | None = None  # where they are served
 
     @classmethod
     def of(cls, worker: Any) -> WorkerContext:

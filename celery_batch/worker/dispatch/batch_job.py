@@ -36,7 +36,7 @@ from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor.executor import run_batch
 from celery_batch.worker.intake.request import wants_events
 
-__all__ = ["BatchJob", "JobListener"]
+__all__ = ["BatchJob"]
 
 logger = logging.getLogger(__name__)
 

@@ -76,26 +76,19 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class BatchEnd:
-    """
-    What a pool process returns for a batch.
+    """What a pool process returns for a batch."""
 
-    Args:
-        results: For each request what Celery's tracer returned, in order; the error of
-            one whose failure is still to be stored; `Refused` for a malformed one; None for
-            one that has no answer and is to run again.
-        work: What the model did for it.
-        safe_size: Most items, or the highest cost, that fit into memory; None until it ran out.
-        broken: Why this process cannot use its device any more, if it cannot.
-        unanswered: Why some requests have no answer, if some have none.
-        stored: When the results were stored, on the monotonic clock.
-    """
-
+    #: For each request what Celery's tracer returned, in order; the error of one whose failure is
+    #: still to be stored; `Refused` for a malformed one; None for one that has no answer and is to
+    #: run again.
     results: list[TraceResult | ExceptionInfo | Refused | None]
-    work: Work = NO_WORK
+    work: Work = NO_WORK  # what the model did for it
+    #: Most items, or the highest cost, that fit into memory; None until it ran out.
     safe_size: float | None = None
-    broken: str | None = None
+    broken: str | None = None  # why this process cannot use its device any more, if it cannot
+    #: Why some requests have no answer, if some have none.
     unanswered: Unanswered = Unanswered.INTERRUPTED
-    stored: float | None = None
+    stored: float | None = None  # when the results were stored, on the monotonic clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,21 +148,16 @@ def error_info(error: Exception) -> ExceptionInfo:
 
 @dataclass(slots=True)
 class FollowUp:
-    """
-    What follows a batch.
+    """What follows a batch."""
 
-    Args:
-        handler_calls: Calls of its requests' handlers.
-        run_again: Requests to run again; suspects among them in batches of their own.
-        poison: Requests that kill processes, with the error that their handlers get.
-        succeeded: Requests whose success is routine.
-        refused: Requests with malformed bodies, and what is wrong with them.
-    """
-
+    #: Calls of its requests' handlers.
     handler_calls: list[HandlerCall] = field(default_factory=list)
+    #: Requests to run again; suspects among them in batches of their own.
     run_again: list[Any] = field(default_factory=list)
+    #: Requests that kill processes, with the error that their handlers get.
     poison: list[tuple[Any, PoisonItem]] = field(default_factory=list)
-    succeeded: list[Any] = field(default_factory=list)
+    succeeded: list[Any] = field(default_factory=list)  # requests whose success is routine
+    #: Requests with malformed bodies, and what is wrong with them.
     refused: list[tuple[Any, str]] = field(default_factory=list)
 
 

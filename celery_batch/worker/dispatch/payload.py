@@ -25,27 +25,17 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """
-    One request on its way to the pool process, its body still encoded.
-
-    Args:
-        task_id: The request's id.
-        request: Celery's request dict without arguments.
-        body: The message's body; already decoded if `content_type` is None.
-        content_type: Of the body.
-        content_encoding: Of the body.
-        arrived: When it came to this worker, on the monotonic clock; None if unknown.
-        is_checked: Whether the body has been decoded before, and is well-formed.
-        stored: In the pool process, the bytes of the values that are stored beside it.
-    """
+    """One request on its way to the pool process, its body still encoded."""
 
     task_id: str
-    request: dict[str, Any]
-    body: Any
-    content_type: str | None
-    content_encoding: str | None
+    request: dict[str, Any]  # Celery's request dict without arguments
+    body: Any  # the message's body; already decoded if `content_type` is None
+    content_type: str | None  # of the body
+    content_encoding: str | None  # of the body
+    #: When it came to this worker, on the monotonic clock; None if unknown.
     arrived: float | None = None
-    is_checked: bool = True
+    is_checked: bool = True  # whether the body has been decoded before, and is well-formed
+    #: In the pool process, the bytes of the values that are stored beside it.
     stored: list[memoryview] | None = None
 
     def decode(self, accept: Any) -> tuple[Any, Any, dict[str, Any]]:

@@ -77,7 +77,7 @@ from celery_batch.worker.redis.result_backend import (
 )
 from celery_batch.worker.redis.result_store import temporary_errors
 
-__all__ = ["RunModel", "run_batch", "trace_batch"]
+__all__ = ["run_batch", "trace_batch"]
 
 logger = logging.getLogger(__name__)
 

@@ -142,20 +142,12 @@ _LONGEST_REPORT = 16_000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """
-    What each pool process has to load.
+    """What each pool process has to load."""
 
-    Args:
-        tasks: The names of the batch tasks that this worker serves.
-        processes: How many pool processes share the machine.
-        socket: The address for reports.
-        parent: The worker's process id: grandchildren load nothing.
-    """
-
-    tasks: list[str]
-    processes: int
-    socket: str
-    parent: int
+    tasks: list[str]  # the names of the batch tasks that this worker serves
+    processes: int  # how many pool processes share the machine
+    socket: str  # the address for reports
+    parent: int  # the worker's process id: grandchildren load nothing
 
     def publish(self) -> None:
         """Put the plan into the environment of pool processes."""

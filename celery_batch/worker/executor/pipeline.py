@@ -62,7 +62,7 @@ from celery_batch.worker.executor.executor import run_batch, trace_batch
 from celery_batch.worker.executor.model_call import ModelCall
 from celery_batch.worker.executor.time_limit import SoftLimit
 
-__all__ = ["SWITCH_INTERVAL", "JobQueue", "JobReader", "OverlappedBatch", "start_threads"]
+__all__ = ["SWITCH_INTERVAL", "JobQueue", "OverlappedBatch", "start_threads"]
 
 logger = logging.getLogger(__name__)
 

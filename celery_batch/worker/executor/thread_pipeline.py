@@ -40,7 +40,7 @@ from celery_batch.worker.executor.executor import run_batch, trace_batch
 from celery_batch.worker.executor.model_call import ModelCall
 from celery_batch.worker.executor.pipeline import SWITCH_INTERVAL, OverlappedBatch
 
-__all__ = ["ThreadPipeline", "overlap_in"]
+__all__ = ["overlap_in"]
 
 logger = logging.getLogger(__name__)
 

@@ -70,13 +70,7 @@ from celery_batch.worker.intake.refusals import (
     store_refusal,
 )
 
-__all__ = [
-    "MessageValidator",
-    "accept_unreadable_properties",
-    "check_blocking_pops",
-    "check_deliveries",
-    "limit_decompression",
-]
+__all__ = ["MessageValidator", "limit_decompression"]
 
 #: The content type of an AMQP message whose properties could not be read: no task accepts it.
 UNREADABLE = "application/x-unreadable-properties"

@@ -35,13 +35,7 @@ from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.metrics.snapshot import task_reports
 from celery_batch.worker.scheduling.routing import queue_of, served_tasks
 
-__all__ = [
-    "VARIABLE",
-    "BatchMetrics",
-    "MetricsAddress",
-    "QueueDepths",
-    "address_of",
-]
+__all__ = ["BatchMetrics", "QueueDepths", "address_of"]
 
 #: Overrides the setting for one worker.
 VARIABLE = "CELERY_BATCH_METRICS"
@@ -53,16 +47,10 @@ _FORM = re.compile(r"(?:(?P<host>.*):)?(?P<first>\d{1,5})(?:-(?P<last>\d{1,5}))?
 
 @dataclass(frozen=True, slots=True)
 class MetricsAddress:
-    """
-    A host, and the ports of which the first free one is used.
+    """A host, and the ports of which the first free one is used."""
 
-    Args:
-        host: A name or an address of this machine; empty for all of them.
-        ports: Lowest first; 0 stands for any free port.
-    """
-
-    host: str
-    ports: range
+    host: str  # a name or an address of this machine; empty for all of them
+    ports: range  # lowest first; 0 stands for any free port
 
     def __str__(self) -> str:
         first, last = self.ports[0], self.ports[-1]

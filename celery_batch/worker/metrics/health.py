@@ -42,18 +42,11 @@ _NO_WATCHDOG = 7 * 24 * 3600 * 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class HealthState:
-    """
-    The last state that a worker has reported.
+    """The last state that a worker has reported."""
 
-    Args:
-        state: ``starting``, ``ready``, ``drained``, ``connecting`` or ``stopping``.
-        pid: The worker's main process.
-        at: When, on the machine's monotonic clock, the same for all processes.
-    """
-
-    state: str
-    pid: int
-    at: float
+    state: str  # ``starting``, ``ready``, ``drained``, ``connecting`` or ``stopping``
+    pid: int  # the worker's main process
+    at: float  # when, on the machine's monotonic clock, the same for all processes
 
     @classmethod
     def read(cls, path: Path) -> Self | None:

@@ -57,16 +57,10 @@ _NO_EPOCH = b""
 
 
 class Found(NamedTuple):
-    """
-    What a lookup has found.
+    """What a lookup has found."""
 
-    Args:
-        answers: The answers by digest.
-        epoch: In which missing ones are to be stored; empty if they are not.
-    """
-
-    answers: Mapping[bytes, Any]
-    epoch: bytes
+    answers: Mapping[bytes, Any]  # the answers by digest
+    epoch: bytes  # in which missing ones are to be stored; empty if they are not
 
 
 class AnswerCache:

@@ -38,7 +38,7 @@ from celery_batch.worker.redis.scripts import script
 from celery_batch.worker.redis.wakeup import QueueWakeup
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
-__all__ = ["BulkFetch", "QueueLists", "record_single_messages"]
+__all__ = ["BulkFetch", "record_single_messages"]
 
 logger = logging.getLogger(__name__)
 

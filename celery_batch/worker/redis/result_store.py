@@ -53,26 +53,16 @@ _Notifications = dict[_Address, list[tuple[str, str | bytes, float]]]
 
 
 class Entry(NamedTuple):
-    """
-    A state of a task, ready to be stored.
-
-    Args:
-        task_id: The task's.
-        key: The key in Redis.
-        value: As Celery's backend encodes it.
-        state: One of Celery's, or the user's own.
-        channel: The reply channel to notify; empty for none.
-        batch_facts: The facts of the model call, the same for all its requests; empty for none.
-        wait: Seconds for which this request waited for it.
-    """
+    """A state of a task, ready to be stored."""
 
     task_id: str
-    key: bytes
-    value: str | bytes
-    state: str
-    channel: str = ""
+    key: bytes  # the key in Redis
+    value: str | bytes  # as Celery's backend encodes it
+    state: str  # one of Celery's, or the user's own
+    channel: str = ""  # the reply channel to notify; empty for none
+    #: The facts of the model call, the same for all its requests; empty for none.
     batch_facts: bytes = b""
-    wait: float = 0.0
+    wait: float = 0.0  # seconds for which this request waited for it
 
     @property
     def address(self) -> _Address:
