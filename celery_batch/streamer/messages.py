@@ -19,7 +19,7 @@ from importlib import import_module
 from struct import Struct, pack, unpack
 from typing import Any, NamedTuple
 
-__all__ = ["Message", "dump", "pickled", "receive", "send", "unpickled"]
+__all__ = ["Message", "dump", "loads", "pickled", "receive", "send", "unpickled"]
 
 #: Fewer bytes are cheaper within the pickle than beside it.
 _LARGE = 1 << 16
@@ -76,6 +76,11 @@ def unpickled(message: Message) -> Any:
     """Return what the other end has pickled; its arrays use the message's buffers."""
     pickle_only = memoryview(message.body)[_COUNT.size :]
     return pickle.loads(pickle_only, buffers=message.buffers)  # noqa: S301 (from our own pipe)
+
+
+def loads(data: bytes) -> Any:
+    """Return what the process that started this one has pickled for it."""
+    return pickle.loads(data)  # noqa: S301 (as above)
 
 
 def send(pipe: Any, message: Message) -> None:

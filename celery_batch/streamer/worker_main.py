@@ -23,14 +23,13 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pickle import loads
 from queue import SimpleQueue
 from typing import Any
 
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed, ModelError
 from celery_batch.runtime import devices, registry
 from celery_batch.runtime.runner import Collated, Outcome, Runner
-from celery_batch.streamer.messages import Message, dump, pickled, receive, send, unpickled
+from celery_batch.streamer.messages import Message, dump, loads, pickled, receive, send, unpickled
 from celery_batch.streamer.model_adapters import Adapter, CallTime, timed_outputs
 from celery_batch.streamer.parent_death import end_with_manager, end_with_parent
 
@@ -209,7 +208,7 @@ def _outputs(runner: Runner, batch: _Batch) -> tuple[Sequence[Any], CallTime | N
 
 def _imported(given: bytes) -> Adapter:
     try:
-        model: Adapter = loads(given)  # noqa: S301 (from the process that started this one)
+        model: Adapter = loads(given)
     except BaseException as error:
         raise LoadFailed(
             f"the worker process cannot import the model: {type(error).__name__}: {error};"
