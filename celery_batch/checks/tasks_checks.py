@@ -146,15 +146,23 @@ def prefetch(facts: Facts) -> Iterator[Finding]:
 
 
 def _held_too(facts: Facts) -> Iterator[Finding]:
-    """Name ordinary tasks in queues of batch tasks: the prefetch is that of the whole worker."""
+    """Name ordinary tasks in queues of batch tasks, and how many of them a worker holds."""
     names = facts.ordinary
-    if names:
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    if not names:
+        return
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    shared = f"Ordinary tasks share a queue with batch tasks ({', '.join(names[:_NAMED])}{more})"
+    if any(state.name == "fetch" and state.is_on for state in facts.fast_paths):
         yield ok(
-            f"Ordinary tasks share a queue with batch tasks ({', '.join(names[:_NAMED])}{more}): a"
-            " worker holds as many of their messages, unless they have a queue and a worker"
-            " of their own (task_routes, -Q)."
+            f"{shared}: a worker holds as many of them as worker_prefetch_multiplier allows, and"
+            " batch tasks behind more of them in the queue wait, unless these have a queue of"
+            " their own (task_routes)."
         )
+        return
+    yield ok(
+        f"{shared}: a worker holds as many of their messages, unless they have a queue and a worker"
+        " of their own (task_routes, -Q)."
+    )
 
 
 #: How many tasks a finding names.

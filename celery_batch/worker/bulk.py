@@ -25,6 +25,7 @@ from celery_batch.worker.redis.acks import RedisAcks
 from celery_batch.worker.redis.fetch import BulkFetch, record_single_messages
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.redis.scripts import lacks_command
+from celery_batch.worker.scheduling.prefetch import OrdinaryLimit
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
 __all__ = ["BulkPath"]
@@ -46,6 +47,9 @@ class BulkPath:
         self._why_off: dict[str, str] = {}
         self._opened = ExitStack()
         self._fetch: BulkFetch | None = None
+        self._ordinary: OrdinaryLimit | None = None
+        self._apply_eta_task = consumer.apply_eta_task
+        consumer.apply_eta_task = self._count_and_apply
         #: Delivery tags whose acknowledgements could not be sent.
         self._unsent: list[str] = []
         self._last_owner: str | None = None
@@ -102,7 +106,8 @@ class BulkPath:
             self._why_off = dict.fromkeys(self._names, "Redis does not allow scripts")
             return
         scheduler = self._scheduler
-        acks = RedisAcks(channel, self._consumer, scheduler, lease, self._unsent)
+        ordinary = self._ordinary = OrdinaryLimit(self._consumer, scheduler)
+        acks = RedisAcks(channel, self._consumer, scheduler, lease, self._unsent, ordinary)
         scheduler.running_messages = acks
         self._opened.callback(acks.end)
         # First acknowledge what has ended, so that it is not given back; then give back what
@@ -114,7 +119,9 @@ class BulkPath:
         self.reads = self._paths.is_on("fetch") and self._can_fetch(lease)
         acks.fetches_per_task = self.reads
         if self.reads:
-            self._fetch = BulkFetch(channel, self._consumer.hub, lease, scheduler, self._validator)
+            self._fetch = BulkFetch(
+                channel, self._consumer.hub, lease, scheduler, self._validator, ordinary
+            )
             self._opened.callback(self._fetch.close)
         else:
             record_single_messages(channel, lease)
@@ -148,7 +155,13 @@ class BulkPath:
         """End the bulk path of a connection that is lost."""
         self._scheduler.running_messages = RunningMessages()
         self._opened.close()
-        self._fetch, self.reads = None, False
+        self._fetch, self._ordinary, self.reads = None, None, False
+
+    def _count_and_apply(self, request: Any) -> None:
+        """Run an ordinary task whose ETA has come: its message now counts against the prefetch."""
+        if self._ordinary is not None:
+            self._ordinary.eta_has_come(request.message.delivery_tag)
+        self._apply_eta_task(request)
 
     def flush(self) -> None:
         """Fetch no more, and send the last acknowledgements."""

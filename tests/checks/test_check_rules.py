@@ -672,11 +672,14 @@ FINE = [
 
 @pytest.mark.parametrize(("names", "listed"), [("ab", "(a, b)"), ("abcd", "(a, b, c and 1 more)")])
 def test_ordinary_tasks_in_a_batch_task_s_queue_are_named(names, listed):
-    """A worker holds as many of them, too."""
-    _, found = tasks_checks.prefetch(replace(GOOD, ordinary=tuple(names)))
+    """A worker holds as many of them, too, unless messages are read in bulk on Redis."""
+    shared = replace(GOOD, ordinary=tuple(names), fast_paths=())
+    _, found = tasks_checks.prefetch(shared)
+    _, limited = tasks_checks.prefetch(replace(shared, fast_paths=(PathState("fetch", ""),)))
 
-    assert Level.OK == found.level
-    assert f"share a queue with batch tasks {listed}: a worker" in found.says
+    assert [Level.OK] * 2 == [found.level, limited.level]
+    assert f"batch tasks {listed}: a worker holds as many of their messages" in found.says
+    assert f"batch tasks {listed}: a worker holds as many of them as worker_pref" in limited.says
 
 
 def test_a_cost_that_is_the_same_in_each_batch_is_named():

@@ -131,6 +131,76 @@ def test_places_are_reserved_for_the_less_urgent(client: Redis):
         script("fetch"), 6 + len(lists), *RECORDS, *lists, 10, "me", "alive", 10_000, "3 2 2"
     )
 
-    assert [b"1 3 0 1 3", 1] == found[2:]  # left in each list, for so many workers
+    assert [b"1 3 0 1 3", 1, b""] == found[2:]  # left in each list, for so many workers
     assert 7 == client.hlen("unacked")
     assert [1, 3, 1] == [client.llen(name) for name in ("chunks", "bulk", "urgent")]
+
+
+def of_tasks(name: str, *tasks: str) -> list[str]:
+    """Return messages of these tasks for a list, in the order in which they are read."""
+    return [
+        message(headers={"lang": "py", "task": task, "id": "a"}, delivery_tag=f"{name}{n}")
+        for n, task in enumerate(tasks)
+    ]
+
+
+def fetch_limited(client: Redis, *lists: str, ordinary: int | str) -> tuple[list[str], str]:
+    """Fetch with a limit to ordinary tasks; return the tags, and the numbers of blocked lists."""
+    found = client.eval(
+        *(script("fetch"), 6 + len(lists), *RECORDS, *lists),
+        *(10, "me", "alive", 10_000, "", ordinary, "\nbatch\nsecond\n"),
+    )
+    numbers, tags = iter(map(int, found[0].split())), []
+    texts = found[1].decode()
+    for _, in_tag, in_message in zip(numbers, numbers, numbers, strict=True):
+        tags.append(texts[:in_tag])
+        texts = texts[in_tag + in_message :]
+    return tags, found[4].decode()
+
+
+def test_ordinary_tasks_are_left_beyond_their_limit(client: Redis):
+    """A list is read up to the first one too many, and the others as far as they can be."""
+    client.lpush("a", *of_tasks("a", "plain", "batch", "plain", "plain", "batch"))
+    client.lpush("b", *of_tasks("b", "batch", "second", "bat", "batch"))
+
+    assert (["a0", "a1", "a2", "b0", "b1"], "1 2") == fetch_limited(client, "a", "b", ordinary=2)
+    assert [2, 2] == [client.llen(name) for name in "ab"]
+    assert ([], "1 2") == fetch_limited(client, "a", "b", ordinary=0)
+    assert (["a3", "a4"], "2") == fetch_limited(client, "a", "b", "none", ordinary=1)
+    assert (["b2", "b3"], "") == fetch_limited(client, "a", "b", ordinary="")
+    assert 9 == client.hlen("unacked")
+
+
+NAMELESS = {
+    "text": "no JSON",
+    "first protocol": message(),
+    "not Latin": of_tasks("a", "pl\N{LATIN SMALL LETTER A WITH DIAERESIS}in")[0],
+    "no name": message(headers={"task": None}),
+    "in a text": message(correlation_id=', "task": "plain"'),
+}
+
+
+@pytest.mark.parametrize("text", NAMELESS.values(), ids=NAMELESS)
+def test_what_names_no_task_is_not_limited(client: Redis, text: str):
+    """It is read as if it were a batch task's."""
+    client.lpush("a", text)
+
+    assert "" == fetch_limited(client, "a", ordinary=0)[1]
+    assert 0 == client.llen("a")
+
+
+def test_dense_json_is_limited(client: Redis):
+    """Messages of other libraries need no spaces."""
+    (text,) = of_tasks("a", "plain")
+    client.lpush("a", json.dumps(json.loads(text), separators=(",", ":")))
+
+    assert ([], "1") == fetch_limited(client, "a", ordinary=0)
+
+
+def test_blocked_list_keeps_its_expiry(client: Redis):
+    """What is not read is not touched."""
+    client.lpush("a", *of_tasks("a", "plain"))
+    client.pexpire("a", 60_000)
+
+    assert ([], "1") == fetch_limited(client, "a", ordinary=0)
+    assert client.pttl("a") > 0

@@ -14,6 +14,7 @@ from celery_batch.compat.kombu import Unacknowledged
 from celery_batch.worker.dispatch.running_messages import CollectedAcks
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.redis.scripts import script
+from celery_batch.worker.scheduling.prefetch import OrdinaryLimit
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
 __all__ = ["RedisAcks"]
@@ -36,11 +37,18 @@ class RedisAcks(CollectedAcks):
     fetches_per_task = True
 
     def __init__(
-        self, channel: Any, consumer: Any, scheduler: Scheduler, lease: Lease, tags: list[str]
+        self,
+        channel: Any,
+        consumer: Any,
+        scheduler: Scheduler,
+        lease: Lease,
+        tags: list[str],
+        ordinary: OrdinaryLimit,
     ) -> None:
         super().__init__(consumer, scheduler)
         self._qos = qos = channel.qos
         self._unacknowledged = Unacknowledged(qos)
+        self._ordinary = ordinary
         self._lease = lease
         # Not kombu's own client, which puts the key prefix before some keys only.
         client = Redis(connection_pool=channel.pool)
@@ -57,6 +65,7 @@ class RedisAcks(CollectedAcks):
     def ack(self, tag: str) -> None:
         """Acknowledge one message, soon."""
         self._unacknowledged.free(tag)
+        self._ordinary.discard(tag)
         self._tags.append(tag)
         if not self._has_ended:
             self._flush_soon()
@@ -110,6 +119,7 @@ class RedisAcks(CollectedAcks):
         """Free the messages' places in the prefetch window."""
         for tag in tags:
             self._unacknowledged.free(tag)
+            self._ordinary.discard(tag)
 
     def _send_collected(self) -> None:
         while not self._has_ended and (self._tags or self._running) and self._send():

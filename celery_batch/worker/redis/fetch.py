@@ -5,7 +5,10 @@ Rule 1: more urgent messages come first, and among equals those of the queue who
 Rule 2: messages that no task queue can use soon are left in the broker for other workers.
 Rule 3: while more urgent messages wait, a few places are reserved for less urgent ones, whose
         lists are read first.
-Rule 4: this runs in each pass of the event loop: what is the same for all priorities, as it
+Rule 4: no more messages of ordinary tasks are held than the worker's user allows: the script
+        takes none beyond that, and a list whose next message is one is left alone until an
+        ordinary task ends.
+Rule 5: this runs in each pass of the event loop: what is the same for all priorities, as it
         is while no priorities are used, is computed once.
 
 One script pops as many messages as can be used, in kombu's order of priorities and queues, and
@@ -36,6 +39,7 @@ from celery_batch.worker.intake.validation import MessageValidator
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.redis.scripts import script
 from celery_batch.worker.redis.wakeup import QueueWakeup
+from celery_batch.worker.scheduling.prefetch import OrdinaryLimit
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
 __all__ = ["BulkFetch", "record_single_messages"]
@@ -64,6 +68,8 @@ class QueueLists:
         self.tasks: defaultdict[str, set[str]] = defaultdict(set)
         #: Messages beyond the next batches that each queue has for this worker, as of late.
         self.ahead: dict[str, int] = {}
+        #: The lists whose next message is of an ordinary task, while no more of these may be held.
+        self.blocked: frozenset[str] = frozenset()
 
     def all(self) -> list[str]:
         """Return all lists, key prefix included."""
@@ -89,12 +95,18 @@ class QueueLists:
         if not any(map(any, usable.values())):
             return [], [], most, ""
         guaranteed = {queue: self._guaranteed(queue, steps, credit) for queue in queues}
-        places = list(product(enumerate(steps), queues))
-        first = [(queue, step, n) for (at, step), queue in places if (n := guaranteed[queue][at])]
-        others = [(queue, step, n) for (at, step), queue in places if (n := usable[queue][at])]
+        places = [
+            (name, queue, at)
+            for (at, step), queue in product(enumerate(steps), queues)
+            if (name := self._name(queue, step)) not in self.blocked
+        ]
+        first = [(name, queue, n) for name, queue, at in places if (n := guaranteed[queue][at])]
+        others = [(name, queue, n) for name, queue, at in places if (n := usable[queue][at])]
+        if not others:
+            return [], [], most, ""
         return (
-            [self._name(queue, step) for queue, step, _ in (*first, *others)],
-            [queue for queue, *_ in (*first, *others)],
+            [name for name, *_ in (*first, *others)],
+            [queue for _, queue, _ in (*first, *others)],
             min(most, *(n for *_, n in others)),
             " ".join(str(n) for *_, n in first),
         )
@@ -136,12 +148,15 @@ class BulkFetch:
         lease: Lease,
         scheduler: Scheduler,
         validator: MessageValidator,
+        ordinary: OrdinaryLimit,
     ) -> None:
         self._channel = channel
         self._qos = channel.qos
         self._lease = lease
         self._scheduler = scheduler
         self._validator = validator
+        self._ordinary = ordinary
+        self._blocked_at = 0.0
         self._pop = BlockingPop(channel)
         self._lists = QueueLists(channel, self._pop, scheduler)
         #: The lists of the last fetch, and their queues.
@@ -196,7 +211,11 @@ class BulkFetch:
         now = time.monotonic()
         is_soon = now - self._fetched_at < _FETCH_EVERY and not self._is_refresh_wanted
         self._is_refresh_wanted = False
-        if is_soon and self._empty and self._empty.issuperset(self._lists.all()):
+        ordinary = self._ordinary.left()
+        if ordinary != 0 or now - self._blocked_at >= _FETCH_EVERY:  # others may have taken it
+            self._lists.blocked = frozenset()
+        idle = self._empty | self._lists.blocked
+        if is_soon and idle and idle.issuperset(self._lists.all()):
             return
         lists, queues, most, reserved = self._lists.wanted(self._credit(), _AT_ONCE)
         if not lists or (is_soon and self._empty.issuperset(lists)):
@@ -210,7 +229,14 @@ class BulkFetch:
         self._channel.client.connection.send_command(
             *("EVALSHA", self._sha, len(names) + len(lists), *names, *lists),
             *(most, keys.owner, lease.description, lease.milliseconds, reserved),
+            *self._ordinary_arguments(ordinary, most),
         )
+
+    def _ordinary_arguments(self, left: int | None, most: int) -> tuple[int | str, ...]:
+        """Return what the script is told of ordinary tasks; nothing if it needs no limit."""
+        if left is None or left >= most:
+            return ()
+        return left, "\n".join(["", *(each.task.name for each in self._scheduler), ""])
 
     def _credit(self) -> int:
         """Return how many more messages the prefetch allows."""
@@ -223,9 +249,10 @@ class BulkFetch:
         """Read Redis' reply and deliver its messages; raise `Empty` if there are none."""
         found = self._messages()
         if not found:
-            self._empty = frozenset(self._fetched)
+            # A message that waits in a blocked list must wake nobody.
+            self._empty = frozenset(self._fetched) - self._lists.blocked
             if not self._pop.is_closing:
-                self._wakeup.wait(self._fetched)
+                self._wakeup.wait(self._empty)
             raise Empty
         self._pop.rotate(found[0][0])
         with self._scheduler.adding_many():
@@ -251,8 +278,9 @@ class BulkFetch:
         if not found:
             self._lists.ahead.update(dict.fromkeys(self._queues, 0))
             return []
-        lengths, texts, left, workers = found
+        lengths, texts, left, workers, blocked = found
         self._note_left(map(int, left.split()), workers)
+        self._note_blocked(blocked)
         return self._parse(lengths, texts)
 
     def _note_left(self, left: Iterable[int], workers: int) -> None:
@@ -262,6 +290,13 @@ class BulkFetch:
         for queue, messages in by_list.values():  # a list may have been read in two places
             ahead[queue] += messages
         self._lists.ahead.update({queue: count // workers for queue, count in ahead.items()})
+
+    def _note_blocked(self, places: bytes) -> None:
+        lists = self._lists
+        if places:
+            if not lists.blocked:
+                self._blocked_at = self._fetched_at
+            lists.blocked |= {self._fetched[int(place) - 1] for place in places.split()}
 
     def _parse(self, lengths: bytes, texts: bytes) -> list[tuple[str, str, bytes]]:
         numbers, end, found = map(int, lengths.split()), 0, []
@@ -332,6 +367,7 @@ class BulkFetch:
         else:
             self._record(message, tag)
         drop_raw_message(message)  # Redis has it
+        self._ordinary.add(tag, message.headers)
         virtual.QoS.append(self._qos, message, tag)
 
 

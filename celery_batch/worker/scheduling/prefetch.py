@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from math import ceil
 from types import MethodType
 from typing import Any
@@ -19,6 +19,7 @@ from celery_batch.worker.scheduling.task_queue import KEY_WINDOW, LEAST_URGENT, 
 
 __all__ = [
     "FetchLimits",
+    "OrdinaryLimit",
     "adjust_prefetch",
     "limit_to_capacity",
     "messages_per_process",
@@ -221,3 +222,60 @@ class FetchLimits:
     def _queues_of(self, tasks: Collection[str] | None) -> list[TaskQueue]:
         task_queues = list(self._task_queues.items())
         return [each for name, each in task_queues if tasks is None or name in tasks]
+
+
+class OrdinaryLimit:
+    """
+    How many messages of ordinary tasks one connection may hold: as many as its user has set.
+
+    The prefetch of the worker is as wide as its batches need.  As in Celery, a message counts
+    until it is acknowledged, and one with an ETA from then on.  Messages that name no task in
+    their headers do not count.
+    """
+
+    def __init__(self, consumer: Any, batch_tasks: Container[str]) -> None:
+        self._consumer = consumer
+        self._context = WorkerContext.of(consumer.controller)
+        self._batch_tasks = batch_tasks
+        self._is_prefetch_disabled = bool(consumer.app.conf.get("worker_disable_prefetch"))
+        #: The delivery tags of those that count, and of those with an ETA to come.
+        self._held: set[str] = set()
+        self._scheduled: set[str] = set()
+
+    def add(self, tag: str, headers: Mapping[str, Any]) -> None:
+        """Count a message that has come, unless it is a batch task's."""
+        task = headers.get("task")
+        if isinstance(task, str) and task not in self._batch_tasks:
+            (self._scheduled if headers.get("eta") else self._held).add(tag)
+
+    def eta_has_come(self, tag: str) -> None:
+        """Count a message whose ETA has come."""
+        if tag in self._scheduled:
+            self._scheduled.discard(tag)
+            self._held.add(tag)
+
+    def discard(self, tag: str) -> None:
+        """Count a message no more; it need not have been counted."""
+        self._held.discard(tag)
+        self._scheduled.discard(tag)
+
+    def left(self) -> int | None:
+        """Return how many more may be held; None for any number."""
+        consumer, context = self._consumer, self._context
+        if not context.tasks:  # the prefetch is the user's own
+            return None
+        if self._is_prefetch_disabled:
+            most: int = consumer.controller.max_concurrency or consumer.pool.num_processes
+            return max(most - self._reserved(), 0)
+        if not context.user_prefetch:
+            return None
+        processes: int = consumer.initial_prefetch_count // consumer.prefetch_multiplier
+        return max(max(processes, 1) * context.user_prefetch - len(self._held), 0)
+
+    def _reserved(self) -> int:
+        """Return what ``--disable-prefetch`` counts: running ones, too, however acknowledged."""
+        # A copy: some pools end tasks on other threads.
+        requests = [each() for each in list(reserved_requests.data)]
+        return sum(
+            request is not None and request.name not in self._batch_tasks for request in requests
+        )

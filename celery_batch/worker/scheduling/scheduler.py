@@ -364,7 +364,7 @@ class Scheduler:
         # another task adds a queue.
         return iter(list(self._task_queues.values()))
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._task_queues
 
     def resume(self, task_queue: TaskQueue, owner: object) -> None:

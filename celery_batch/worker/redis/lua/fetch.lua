@@ -3,11 +3,14 @@
 -- KEYS  1 index, 2 unacked, 3 owner of, 4 held, 5 due, 6 alive, 7 ... lists of queues, in order
 -- ARGV  1 most messages (a chunk counts as its rows), 2 owner, 3 value of `alive`,
 --       4 milliseconds until `alive` expires,
---       5 most messages of each of the first lists, with spaces between the numbers
+--       5 most messages of each of the first lists, with spaces between the numbers,
+--       6 most messages of ordinary tasks ("" for any number),
+--       7 the names of all batch tasks, each between line breaks
 -- Returns  nothing; or two strings, which are parsed faster than many: three numbers for each
 --          message (of its list, from 1; length of its tag, 0 if it is not recorded; its own
 --          length), and all tags and messages, one after the other; how many messages are left
---          in each list, with spaces between the numbers; and how many workers hold messages
+--          in each list, with spaces between the numbers; how many workers hold messages; and
+--          the numbers of the lists whose next message is one ordinary task's too many
 
 -- Where the delivery information of a message begins as kombu writes it, and what it is.
 -- Quotes within values are escaped, so the words stand for names here.
@@ -58,15 +61,29 @@ local function decode(message)
   return properties.delivery_tag, cjson.encode(exchange), cjson.encode(key), rows
 end
 
+-- Whether a message names an ordinary task, in the form in which JSON libraries write headers.
+local function is_ordinary(message)
+  if type(message) ~= 'string' then return false end
+  local _, at = string.find(message, '"task": "', 1, true)
+  if not at then _, at = string.find(message, '"task":"', 1, true) end
+  local name = at and string.match(message, '^([^"\\%c]+)"', at + 1)
+  return name and not string.find(ARGV[7], '\n' .. name .. '\n', 1, true)
+end
+
 local found, lengths, wanted, size = {}, {}, tonumber(ARGV[1]), 0
 local times, entries, owners, flags = {}, {}, {}, {}
-local most = {}
+local most, ordinary, blocked = {}, tonumber(ARGV[6] or ''), {}
 for number in string.gmatch(ARGV[5] or '', '%d+') do most[#most + 1] = tonumber(number) end
 for i = 7, #KEYS do
   local left = most[i - 6] and wanted - most[i - 6] or 0
   while wanted > left and wanted > 0 do
+    if ordinary == 0 and is_ordinary(redis.pcall('LINDEX', KEYS[i], -1)) then
+      blocked[#blocked + 1] = i - 6
+      break
+    end
     local message = redis.pcall('RPOP', KEYS[i])
     if type(message) ~= 'string' then break end
+    if ordinary and ordinary > 0 and is_ordinary(message) then ordinary = ordinary - 1 end
     local tag, exchange, key, rows = scan(message)
     if not rows then tag, exchange, key, rows = decode(message) end
     if rows > 1 then wanted = wanted - rows + 1 end
@@ -102,8 +119,11 @@ if #times > 0 then
     redis.call('SET', KEYS[6], ARGV[3], 'PX', ARGV[4])
   end
 end
-if #found == 0 then return {} end
+if #found == 0 and #blocked == 0 then return {} end
 local left = {}
 for i = 7, #KEYS do left[i - 6] = redis.call('LLEN', KEYS[i]) end
 local workers = math.max(redis.call('ZCARD', KEYS[5]), 1)
-return {table.concat(lengths, ' '), table.concat(found), table.concat(left, ' '), workers}
+return {
+  table.concat(lengths, ' '), table.concat(found), table.concat(left, ' '), workers,
+  table.concat(blocked, ' '),
+}

@@ -1,0 +1,161 @@
+"""How many ordinary tasks a worker of batch tasks holds, and which lists it leaves alone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.worker import state
+
+from celery_batch.worker.context import WorkerContext
+from celery_batch.worker.redis.fetch import QueueLists
+from celery_batch.worker.scheduling.prefetch import OrdinaryLimit
+from tests.worker.doubles import Call, Worker
+
+
+class NamedRequest:
+    """A request, as far as its name goes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+@pytest.fixture
+def consumer(app: Celery) -> Any:
+    """A consumer of two processes whose multiplier of 3 was raised to 100."""
+    controller = SimpleNamespace(prefetch_multiplier=3, max_concurrency=None)
+    WorkerContext.of(controller).tasks = [app.tasks["pairs"]]
+    return SimpleNamespace(
+        app=app,
+        controller=controller,
+        prefetch_multiplier=100,
+        initial_prefetch_count=200,
+        pool=SimpleNamespace(num_processes=2),
+    )
+
+
+@pytest.fixture
+def limit(consumer: Any) -> OrdinaryLimit:
+    """The limit of that consumer, where `pairs` is the batch task."""
+    return OrdinaryLimit(consumer, {"pairs"})
+
+
+def test_messages_count_until_they_are_acknowledged(limit: OrdinaryLimit):
+    """Those of batch tasks, and what names no task, never do."""
+    headers = [{"task": "a"}, {"task": "b"}, {"task": "pairs"}, {}, {"task": []}, {"task": None}]
+    for tag, each in enumerate(headers):
+        limit.add(str(tag), each)
+
+    assert 4 == limit.left()
+
+    for tag in "0022":
+        limit.discard(tag)
+
+    assert 5 == limit.left()
+
+    for tag in range(10, 20):
+        limit.add(str(tag), {"task": "a"})
+
+    assert 0 == limit.left()
+
+
+def test_an_eta_counts_from_then_on(limit: OrdinaryLimit):
+    """What has been acknowledged before, or never came, does not."""
+    for tag in "abc":
+        limit.add(tag, {"task": "a", "eta": "2050-01-01"})
+    limit.add("now", {"task": "a", "eta": None})
+    limit.discard("b")
+
+    assert 5 == limit.left()
+
+    for tag in "abx":
+        limit.eta_has_come(tag)
+
+    assert 4 == limit.left()
+
+    limit.discard("a")
+
+    assert 5 == limit.left()
+
+
+def test_the_limit_is_the_users_for_each_process(limit: OrdinaryLimit, consumer: Any):
+    """It follows the pool's size, and what Celery makes of that after a lost connection."""
+    consumer.initial_prefetch_count = 500
+
+    assert 15 == limit.left()
+
+    consumer.initial_prefetch_count = 100
+
+    assert 3 == limit.left()
+
+    consumer.initial_prefetch_count = 0  # of a pool that grows from none
+
+    assert 3 == limit.left()
+
+
+def test_a_worker_without_batch_tasks_has_none(limit: OrdinaryLimit, consumer: Any):
+    """Its prefetch is the user's own."""
+    WorkerContext.of(consumer.controller).tasks.clear()
+
+    assert limit.left() is None
+
+
+def test_a_multiplier_of_zero_is_no_limit(consumer: Any):
+    """So Celery has it."""
+    WorkerContext.of(consumer.controller).user_prefetch = consumer.prefetch_multiplier = 0
+
+    assert OrdinaryLimit(consumer, {"pairs"}).left() is None
+
+
+def test_disabled_prefetch_counts_what_runs(consumer: Any, monkeypatch: pytest.MonkeyPatch):
+    """An ordinary task that has begun holds its process, though it is acknowledged."""
+    consumer.app.conf.worker_disable_prefetch = True
+    requests = type(state.reserved_requests)()
+    monkeypatch.setattr("celery_batch.worker.scheduling.prefetch.reserved_requests", requests)
+    limit = OrdinaryLimit(consumer, {"pairs"})
+    reserved = [NamedRequest(name) for name in ("a", "pairs", "pairs")]
+    for each in reserved:
+        requests.add(each)
+
+    assert 1 == limit.left()
+
+    consumer.controller.max_concurrency = 4
+
+    assert 3 == limit.left()
+
+
+@pytest.fixture
+def lists(worker: Worker) -> QueueLists:
+    """The lists of two queues, of two priorities each."""
+    channel = SimpleNamespace(
+        active_queues=["mail", "pairs"],
+        priority_steps=[0, 6],
+        global_keyprefix="",
+        _q_for_pri=lambda queue, step: f"{queue}{step}",
+    )
+    pop: Any = SimpleNamespace(queues=lambda: channel.active_queues)
+    return QueueLists(channel, pop, worker.scheduler)
+
+
+def test_a_blocked_list_is_not_read(lists: QueueLists, worker: Worker):
+    """Neither are its places for less urgent messages; the other lists are."""
+    crowds = worker.scheduler.task_queue(worker.app.tasks["crowds"])
+    crowds.add(Call("urgent", worker.events), urgency=0)
+    lists.tasks["mail"] = lists.tasks["pairs"] = {"crowds"}
+
+    assert ["mail6", "pairs6", "mail0", "pairs0", "mail6", "pairs6"] == lists.wanted(64, 64)[0]
+
+    lists.blocked = frozenset({"mail6"})
+
+    assert (
+        ["pairs6", "mail0", "pairs0", "pairs6"],
+        ["pairs", "mail", "pairs", "pairs"],
+        64,
+        "8",
+    ) == lists.wanted(64, 64)
+
+    lists.blocked = frozenset(lists.all())
+
+    assert ([], [], 64, "") == lists.wanted(64, 64)
