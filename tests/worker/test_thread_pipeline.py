@@ -108,10 +108,11 @@ class Pool:
         self.ends.put((name, end))
 
     def send_ordinary(self, name: str) -> None:
-        """Submit a job that is no batch."""
+        """Submit a job that is no batch, and waits as the model does."""
 
         def run() -> str:
             self.task.entered.put(name)
+            assert self.task.may_run.wait(SOON)
             return threading.current_thread().name
 
         self.pool.apply_async(run, callback=partial(self._report, name))
@@ -231,9 +232,9 @@ def test_starts_are_announced_while_the_model_runs(
 
 def test_what_was_revoked_behind_an_ordinary_job_is_not_prepared(pool: Pool):
     """A batch that nothing may be prepared beside is accepted first, which leaves that out."""
-    pool.task.may_run.set()
     pool.send_ordinary("plain")
     pool.send("a", on_accepted=lambda payload: payload.clear())
+    pool.task.may_run.set()
 
     assert ["plain", "a"] == [pool.next_end()[0] for _ in range(2)]
     assert "plain" == pool.task.entered.get_nowait()
