@@ -39,6 +39,9 @@ _TOGETHER = ("tests/integration/features",)
 #: Tests of these files share nothing, and any process may run each.
 _APART = ("tests/docs/test_examples.py",)
 
+#: A RabbitMQ takes six seconds of a processor to start, so no more test processes have one.
+_RABBITMQS = 2
+
 #: What takes longest starts first; otherwise one process still runs it when all others have ended.
 _LONGEST_FIRST = (
     "tests/faults/test_faults.py",
@@ -131,6 +134,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=_rank)
 
 
+def pytest_collectreport() -> None:
+    """Forget what a module of tests shares: every app that the next ones make would get it."""
+    _state._on_app_finalizers = set(_BUILTINS)
+
+
 def pytest_collection_finish() -> None:
     """Have collections of garbage, which many tests ask for, look at what tests make only."""
     gc.collect()
@@ -156,19 +164,23 @@ def _group(item: pytest.Item) -> str:
     path = item.path.relative_to(ROOT)
     if str(path) in _APART:
         return item.name
+    if _needs_rabbitmq(item):
+        return f"rabbitmq-{crc32(path.stem.encode()) % _RABBITMQS}"
     folders = [folder for folder in _TOGETHER if path.is_relative_to(folder)]
     if not folders:
         return path.stem
     return f"{Path(folders[0]).name}-{_servers(item.name, path.stem)}"
 
 
+def _needs_rabbitmq(item: pytest.Item) -> bool:
+    """Say whether a test asks for a RabbitMQ, by a fixture or by a parameter's name."""
+    return "rabbitmq_server" in getattr(item, "fixturenames", ()) or "rabbit" in item.name
+
+
 def _servers(name: str, stem: str) -> str:
-    """Return which of a folder's tests share servers and workers: a pool's, and of many a part."""
-    part = crc32(stem.encode())
-    if "rabbitmq" in name:
-        return f"rabbitmq-{part % 2}"
+    """Return which of a folder's tests share workers: a pool's, and of many a part."""
     pool = next((pool for pool in ("solo", "threads") if f"redis-{pool}" in name), "")
-    return f"redis-{pool or part % 4}"
+    return f"redis-{pool or crc32(stem.encode()) % 4}"
 
 
 #: Celery's own tasks; what else is shared by then comes from the modules of tests.

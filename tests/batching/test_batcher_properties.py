@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from itertools import count
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -50,6 +51,7 @@ EVENTS = st.one_of(
 )
 
 
+@pytest.mark.no_cover
 @settings(max_examples=500, deadline=None)  # real time plays no part: a slow machine is no failure
 @given(
     batcher=st.sampled_from([Batcher, KeyedBatcher]),

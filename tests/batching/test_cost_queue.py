@@ -117,6 +117,7 @@ def test_a_batch_has_the_oldest_request_and_all_if_all_fit(steps, limit, window)
             assert was_full or taken == waiting
 
 
+@pytest.mark.no_cover
 @given(
     st.lists(st.tuples(costs, st.sampled_from([1, 1, 1, 2])), max_size=20),
     st.lists(st.lists(st.just("match") | costs, max_size=4), max_size=30),

@@ -186,6 +186,7 @@ ADD = st.tuples(
 STEPS = st.lists(ADD | st.tuples(st.sampled_from(["next", "remove"]), st.sets(st.integers(0, 60))))
 
 
+@pytest.mark.no_cover
 @given(STEPS, st.integers(1, 3), st.integers(3, 5), st.sampled_from([None, 3.0]))
 def test_each_request_leaves_once(steps: list[Any], size: int, most: int, cost: float | None):
     """Whatever happens: in batches within both limits, with all that equal it and wait."""

@@ -471,6 +471,7 @@ def test_each_key_that_waits_is_a_batch_of_its_own():
 LOADS = st.floats(min_value=0.2, max_value=0.75)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=5, deadline=None)
 @given(
     load=LOADS,
@@ -509,6 +510,7 @@ def test_no_request_is_lost_in_bursts(bursts: list[int], gap: float, shed: bool)
     assert all(rows <= 64 for _, rows in worker.batches)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("times", [1.5, 3.0])
 def test_under_overload_those_that_are_not_refused_are_in_time(times: float):
     """The answers in time are nearly as many as without overload, where requests are refused."""
