@@ -421,6 +421,12 @@ def model_task(app: Any, model: type[Model], *, name: str | None = None, **optio
         raise ConfigurationError(f"{name}: {NO_PYDANTIC}")
     if model.predict is Model.predict:
         raise ConfigurationError(f"{name}: {model.__qualname__} must define predict(batch)")
+    for stage in ("collate", "predict", "uncollate"):
+        if inspect.iscoroutinefunction(getattr(model, stage)):
+            raise ConfigurationError(
+                f"{name}: {model.__qualname__}.{stage} is an async function, which cannot run in"
+                f" Celery's pool; write it with def"
+            )
     check_model_options(model)
     _keep_key_names(name, model, options.get("batch_by"))
 

@@ -143,8 +143,9 @@ def listable_signature(cls: Any) -> inspect.Signature:
         raise ConfigurationError(f"{cls.name}: must take at least one parameter, the batch")
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
             raise ConfigurationError(
-                f"{cls.name}: *{parameter.name} cannot become a list per parameter;"
+                f"{cls.name}: {stars}{parameter.name} cannot become a list per parameter;"
                 f" name the parameters"
             )
     return inspect.Signature(parameters)

@@ -220,7 +220,7 @@ class TestFunctions:
 
         tail = "cannot become a list per parameter; name the parameters"
         assert f"shop.many: *rows {tail}" == many
-        assert f"shop.named: *rest {tail}" == named
+        assert f"shop.named: **rest {tail}" == named
 
     def test_no_argument(self, app: Celery):
         """Without a parameter there is no batch; the task itself is none."""
@@ -248,6 +248,19 @@ class TestFunctions:
         message = refusal(lambda: make(app, later, name="shop.later"))
 
         assert "shop.later: an async function cannot run in Celery's pool" in message
+
+    @pytest.mark.parametrize("stage", ["collate", "predict", "uncollate"])
+    def test_async_model(self, app: Celery, stage: str):
+        """The same holds for a model."""
+
+        async def later(_, batch):
+            """Come back later."""
+            return batch
+
+        kind = type("Later", (Model,), {"predict": lambda _, batch: batch, stage: later})
+        message = refusal(lambda: kind.as_task(app, name="shop.later"))
+
+        assert f"shop.later: Later.{stage} is an async function" in message
 
 
 def test_expected_errors_are_logged_without_a_traceback(

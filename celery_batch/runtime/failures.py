@@ -45,7 +45,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     kind = getattr(_torch(), "OutOfMemoryError", None)
     if kind is not None and isinstance(error, kind):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+    return isinstance(error, RuntimeError) and any(words in _text(error) for words in _NO_MEMORY)
 
 
 def is_device_broken(error: BaseException) -> bool:
@@ -55,8 +55,10 @@ def is_device_broken(error: BaseException) -> bool:
     Once a kernel has failed on a GPU, every later call fails with the same error: only a
     new process helps.
     """
-    text = str(error)
-    if not isinstance(error, RuntimeError) or "CUDA error" not in text or is_out_of_memory(error):
+    if not isinstance(error, RuntimeError) or is_out_of_memory(error):
+        return False
+    text = _text(error)
+    if "CUDA error" not in text:
         return False
     torch = _torch()
     if torch is not None and torch.cuda.is_initialized():
@@ -81,6 +83,13 @@ def free_unused_memory() -> None:
     torch = _torch()
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+def _text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 (a user's class may raise anything)
+        return ""
 
 
 def _torch() -> Any:

@@ -444,7 +444,8 @@ class Runner:
 
     def _out_of_memory_error(self, error: BaseException, size: int = 1) -> OutOfMemory:
         items = "one item alone does" if size == 1 else f"{size} items do"
-        failure = OutOfMemory(f"{self._name}: {items} not fit into memory: {error}")
+        why = f": {error}" if str(error) else ""
+        failure = OutOfMemory(f"{self._name}: {items} not fit into memory{why}")
         failure.__cause__ = error.with_traceback(None)
         return failure
 

@@ -32,6 +32,37 @@ def test_item_that_takes_its_process_down_fails_alone(each_place: Place, way: st
     assert 2 == sum(way in fact["items"] for fact in each_place.recall("deadly"))
 
 
+@pytest.mark.parametrize("pool", ["prefork", "solo", "threads"])
+def test_an_error_that_is_no_exception_is_of_its_item(shop: Shop, pool: str):
+    """A cancellation or a panic, which Celery stores for no task, takes nobody else with it."""
+    shop.worker("-P", pool, "-c", "1")
+    results = [shop.deadly.delay(word) for word in ("a", "cancel", "b")]
+
+    assert ["A", "B"] == [results[i].get(timeout=60) for i in (0, 2)]
+    with pytest.raises(PoisonItem, match=r"CancelledError\('told to stop'\)"):
+        results[1].get(timeout=60)
+
+
+def test_an_early_acknowledged_batch_says_what_ended_it(shop: Shop):
+    """With acks_late=False all of it fail, with the name of what was raised."""
+    shop.worker("-c", "1", conf={"task_annotations": {"shop.deadly": {"acks_late": False}}})
+    results = [shop.deadly.delay(word) for word in ("a", "cancel")]
+    for result in results:
+        with pytest.raises(WorkerLostError, match="told to stop"):
+            result.get(timeout=60)
+
+
+def test_an_error_without_a_text_is_of_its_item(shop: Shop):
+    """An error whose text cannot be had is stored as Celery stores it, for its item alone."""
+    shop.worker("-c", "1")
+    results = [shop.deadly.delay(word) for word in ("a", "mute", "b")]
+
+    assert ["A", "B"] == [results[i].get(timeout=60) for i in (0, 2)]
+    with pytest.raises(Exception) as caught:  # noqa: PT011 (the class is the worker's)
+        results[1].get(timeout=60)
+    assert "Mute" == type(caught.value).__name__
+
+
 @pytest.mark.parametrize("pool", ["solo", "threads"])
 def test_exit_of_the_model_without_a_process_of_its_own(shop: Shop, pool: str):
     """Where the model shares the worker's process, SystemExit ends nobody but the item."""

@@ -7,6 +7,7 @@ what really ran, in which process, and in what company.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -302,6 +303,14 @@ translate = Translator.as_task(app, name="shop.translate", max_batch_size=8, lin
 translate_alone = Translator.as_task(app, name="shop.translate_alone", max_batch_size=1)
 
 
+class Mute(Exception):
+    """An error whose text cannot be had."""
+
+    def __str__(self):
+        """Fail."""
+        raise RuntimeError("no text")
+
+
 @app.task(
     base=BatchTask,
     name="shop.deadly",
@@ -319,6 +328,10 @@ def deadly(word):
         os.kill(os.getpid(), signal.SIGKILL)
     if "leave" in word:
         raise SystemExit(3)
+    if "cancel" in word:
+        raise asyncio.CancelledError("told to stop")
+    if "mute" in word:
+        raise Mute
     if "cuda" in word:
         raise RuntimeError("CUDA error: device-side assert triggered")
     return [one.upper() for one in word]

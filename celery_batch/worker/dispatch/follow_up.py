@@ -208,10 +208,13 @@ def after_failure(
         was_alone: Nothing but one request was in the process.
     """
     error = _unwrap(einfo)
+    if not isinstance(error, Exception):  # an exit, a cancellation, a panic: Celery stores no such
+        error = WorkerLostError(repr(error))
+        einfo = error_info(error)
     if not state.should_terminate and task.acks_late:
         if isinstance(error, TimeLimitExceeded) and task.traces_items:
             return _after_time_limit(requests, einfo, error, began=began)
-        if isinstance(error, (WorkerLostError, SystemExit)):
+        if isinstance(error, WorkerLostError):
             follow_up = FollowUp()
             for request in requests:
                 _after_loss(task, request, einfo, follow_up, was_alone=was_alone)

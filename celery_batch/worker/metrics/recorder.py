@@ -60,7 +60,8 @@ def _end_of(job: BatchJob) -> End:
     error = _unwrapped(job.error)
     if isinstance(error, TimeLimitExceeded):
         return End.TIME_LIMIT
-    return End.LOST if isinstance(error, (WorkerLostError, SystemExit)) else End.ERROR
+    is_lost = isinstance(error, WorkerLostError) or not isinstance(error, Exception)
+    return End.LOST if is_lost else End.ERROR
 
 
 def _has_unanswered(job: BatchJob, answer: BatchEnd) -> bool:

@@ -17,7 +17,8 @@ def test_self_retry_retries_every_item_of_the_batch(place: Place):
     results = [place.patient.delay(word, 2) for word in words]
 
     assert words == place.get(results)
-    assert sorted(words * 2) == sorted(place.items("patient"))
+    # More often only if a retry shares a batch with the first try of another item.
+    assert all(place.items("patient").count(word) >= 2 for word in words)
 
 
 def test_self_retry_gives_up_after_max_retries(place: Place):
