@@ -36,6 +36,7 @@ __all__ = [
     "finish_axes",
     "plotted",
     "rows_of_file",
+    "say_left_out",
     "wrapped",
 ]
 
@@ -100,10 +101,18 @@ def rows_of_file(task: BatchTask, source: str, field: str | None = None) -> list
     field = field or ("file" if found.kind == "files" else None)
     records = islice(found.records(), _MOST_ROWS)
     made = Arguments(task._batch_signature, field=field).rows(records, lambda: found.line)
-    rows = [row.values for row in some_fit(made) if not row.flaw]
+    read = [*some_fit(made)]
+    rows = [row.values for row in read if not row.flaw]
+    say_left_out(len(read) - len(rows), len(read), "do not fit the task")
     if not rows:
         raise ConfigurationError(f"{source}: has no rows to measure with")
     return rows
+
+
+def say_left_out(count: int, total: int, why: str) -> None:
+    """Print on standard error how many rows are left out, if any."""
+    if count:
+        click.echo(f"{count:,} of {total:,} rows {why}, and are left out", err=True)
 
 
 def wrapped(text: str, width: int, indent: str = "") -> str:

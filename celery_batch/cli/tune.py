@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from importlib import import_module
-from itertools import cycle, islice
+from itertools import count, islice
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any, NamedTuple
@@ -33,17 +33,27 @@ from celery_batch.cli.common import (
     finish_axes,
     plotted,
     rows_of_file,
+    say_left_out,
     wrapped,
 )
 from celery_batch.cli.errors import errors_in_one_line
 from celery_batch.cli.trace import load_of, record
 from celery_batch.config import LARGEST_BATCH, policy_of, steps_of
-from celery_batch.errors import ConfigurationError, ModelError, OutOfMemory
+from celery_batch.errors import (
+    BackfillError,
+    BatchError,
+    ConfigurationError,
+    ItemTooLarge,
+    ModelError,
+    OutOfMemory,
+)
 from celery_batch.formatting import figure, number
 from celery_batch.items.functions import item_cost_of
 from celery_batch.items.pending_answer import pending_answer
+from celery_batch.items.shapes import fixed_sizes_of
 from celery_batch.runtime import registry
 from celery_batch.runtime.registry import instance_of
+from celery_batch.runtime.runner import ErrorPolicy, Outcome, Runner
 from celery_batch.runtime.signature import example_rows
 from celery_batch.task import BatchTask
 from celery_batch.tuning.curve import MEDIAN, SLOW, Curve, cost_of_call
@@ -86,7 +96,7 @@ def rows_for(task: BatchTask, source: str | None, field: str | None = None) -> l
     return rows_of_file(task, source, field)
 
 
-def _of_one_key(task: BatchTask, rows: Sequence[Row]) -> Sequence[Row]:
+def _of_one_key(task: BatchTask, rows: list[Row]) -> list[Row]:
     """Return the rows that may share a batch: those with the most frequent key."""
     item_key = task._item_key
     if item_key is None:
@@ -103,42 +113,99 @@ def costs_of(task: BatchTask, rows: Sequence[Row]) -> list[float]:
     return [] if item_cost is None else [item_cost.of_call(row, {}) for row in rows]
 
 
-def probe(task: BatchTask, rows: Sequence[Row]) -> Callable[[int], Run]:
+def leave_out_costly(task: BatchTask, rows: list[Row]) -> None:
+    """
+    Remove the rows that cost more than the task takes, or that have no cost.
+
+    Raises:
+        BackfillError: That would be all of them.
+    """
+    item_cost = item_cost_of(task)
+    if item_cost is not None:
+        costs = item_cost.of_rows([*zip(*rows, strict=True)])
+        errors = [each for each in costs if isinstance(each, BatchError)]
+        if len(errors) == len(rows):
+            raise BackfillError(f"no row fits the task: {errors[0]}") from errors[0]
+        pairs = zip(rows, costs, strict=True)
+        rows[:] = [row for row, cost in pairs if not isinstance(cost, BatchError)]
+
+
+def probe(task: BatchTask, rows: list[Row]) -> Callable[[int], Run]:
     """
     Return what runs a batch of a number of rows in this process, and measures the time.
 
+    Rows that turn out to be too large for the function are removed from the list.
+
     Raises:
+        BackfillError: From a run, if all rows are too large.
         OutOfMemory: From a run whose batch did not fit.
         ModelError: From a run whose model could not answer a row.
     """
-    endless, policy = cycle(_of_one_key(task, rows)), policy_of(task)
+    policy, usable = policy_of(task), _of_one_key(task, rows)
+    endless = _in_turn(usable)
 
     def run(size: int) -> Run:
-        batch = list(islice(endless, size))
-        columns = [list(column) for column in zip(*batch, strict=True)]
-        runner = task._unisolated_runner()  # a new one: it remembers what did not fit
-        torch: Any = sys.modules.get("torch")
-        cuda = torch.cuda if torch is not None and torch.cuda.is_initialized() else None
-        if cuda is not None:
-            cuda.reset_peak_memory_stats()
-        with pending_answer.running_batch():
-            began = time.perf_counter()
-            outcomes = runner.run(*columns)
-            seconds = time.perf_counter() - began
-        for row, outcome in zip(batch, outcomes, strict=True):
-            error = outcome.error
-            if isinstance(error, OutOfMemory):
-                raise error
-            if error is not None:
-                raise ModelError(
-                    f"{task.name}: {_quoted(row)} failed with"
-                    f" {type(error).__name__}: {error};"
-                    f" measure with rows that succeed, by --input"
-                ) from error
-        memory = cuda.max_memory_allocated() if cuda is not None else None
+        while True:
+            batch = list(islice(endless, size))
+            outcomes, seconds, memory = _timed(task, batch)
+            if not any(isinstance(each.error, ItemTooLarge) for each in outcomes):
+                break
+            gone = _too_large(task, batch)
+            if not gone:
+                break
+            for each in (usable, rows):
+                each[:] = [row for row in each if id(row) not in gone]
+            if not usable:
+                raise BackfillError(f"no row fits the task: {next(iter(gone.values()))}")
+        _check(task, batch, outcomes)
         return Run(seconds, memory, cost_of_call(policy, costs_of(task, batch), size))
 
     return run
+
+
+def _in_turn(rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield rows again and again, without those that are removed meanwhile."""
+    for at in count():
+        yield rows[at % len(rows)]
+
+
+def _timed(task: BatchTask, batch: Sequence[Row]) -> tuple[list[Outcome], float, int | None]:
+    """Run a batch; return what came of each row, the seconds, and the GPU's memory if known."""
+    columns = [list(column) for column in zip(*batch, strict=True)]
+    runner = task._unisolated_runner()  # a new one: it remembers what did not fit
+    torch: Any = sys.modules.get("torch")
+    cuda = torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+    if cuda is not None:
+        cuda.reset_peak_memory_stats()
+    with pending_answer.running_batch():
+        began = time.perf_counter()
+        outcomes = runner.run(*columns)
+        seconds = time.perf_counter() - began
+    return outcomes, seconds, cuda.max_memory_allocated() if cuda is not None else None
+
+
+def _too_large(task: BatchTask, batch: Sequence[Row]) -> dict[int, Exception]:
+    """Return the errors of the rows of a batch that are too large, by the rows' `id`."""
+    rows = {id(row): row for row in batch}
+    columns = [list(column) for column in zip(*rows.values(), strict=True)]
+    policy = ErrorPolicy(isolate_failures=True)
+    runner = Runner(task._run_columns, task.name, policy, fixed_sizes=fixed_sizes_of(task))
+    with pending_answer.running_batch():
+        errors = [each.error for each in runner.run(*columns)]
+    found = zip(rows, errors, strict=True)
+    return {row: error for row, error in found if isinstance(error, ItemTooLarge)}
+
+
+def _check(task: BatchTask, batch: Sequence[Row], outcomes: Sequence[Outcome]) -> None:
+    for row, outcome in zip(batch, outcomes, strict=True):
+        error = outcome.error
+        if isinstance(error, OutOfMemory):
+            raise error
+        if error is not None:
+            raise ModelError(
+                f"{task.name}: {_quoted(row)} failed with {type(error).__name__}: {error};"
+                f" measure with rows that succeed, by --input"
+            ) from error
 
 
 def _quoted(row: Row) -> str:
@@ -479,7 +546,10 @@ def _measured(
         try:
             device = load_models(app, [name])
             rows = rows_for(task, options["source"], options["field"])
+            total = len(rows)
+            leave_out_costly(task, rows)
             curve = measure(probe(task, rows), plan, report)
+            say_left_out(total - len(rows), total, "are too large for the task")
             return device, replace(curve, overhead=options["overhead"]), costs_of(task, rows)
         finally:
             registry.unload_all()

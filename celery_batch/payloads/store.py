@@ -494,7 +494,13 @@ def open_store(app: Any, url: str) -> PayloadStore:
     """
     scheme = urlsplit(url).scheme
     if scheme == "file":
-        return DirectoryPayloads(Path(unquote(urlsplit(url).path)))
+        return DirectoryPayloads(_directory_of(url))
+    if scheme == "memory":
+        raise ConfigurationError(
+            f"batch_payload_store: a store in memory belongs to one process, so that no other"
+            f" could read what it has; name one that callers and workers share, such as"
+            f" redis://localhost:6379/1 or file:///var/payloads, got {url!r}"
+        )
     if scheme.startswith(("redis", "sentinel")):
         kind, url = by_url(url, app.loader)
         if issubclass(kind, RedisBackend):
@@ -505,3 +511,15 @@ def open_store(app: Any, url: str) -> PayloadStore:
             f" file:///var/payloads, got {url!r}"
         )
     return ObjectPayloads(url)
+
+
+def _directory_of(url: str) -> Path:
+    """Return the directory of a ``file`` URL, whose path alone counts: it names no host."""
+    host, path = urlsplit(url)[1:3]
+    if host not in ("", "localhost") or not path.startswith("/"):
+        right = "/".join(part for part in (host, path.strip("/")) if part)
+        raise ConfigurationError(
+            f"batch_payload_store: must name a directory by its whole path, after three slashes,"
+            f" such as file:///{right or 'var/payloads'}, got {url!r}"
+        )
+    return Path(unquote(path))

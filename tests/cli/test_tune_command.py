@@ -16,6 +16,7 @@ from celery_batch import BatchTask, Model
 from celery_batch.cli.common import batch_task
 from celery_batch.cli.tune import probe, rows_for, show, tune
 from celery_batch.errors import BackfillError, ConfigurationError, ModelError, OutOfMemory
+from celery_batch.padding import padded_length
 from celery_batch.runtime import registry
 from celery_batch.testing import HungryModel
 from celery_batch.tuning.curve import Curve, Point
@@ -314,6 +315,49 @@ def test_rows_that_do_not_fit_are_left_out(app, tmp_path):
     rows.write_text('{"left": 1}\n')
     with pytest.raises(BackfillError, match="line 1 has no field 'right'"):
         rows_for(batch_task(app, "add"), str(rows))
+
+
+class Ladder(Model):
+    """Refuses texts that are longer than its lengths, and with them the whole batch."""
+
+    batch_lengths, batch_sizes = (4, 8), (1, 2, 4)
+
+    def example(self, length):
+        """Return a text of a length."""
+        return "x" * length
+
+    def predict(self, batch):
+        """Answer, unless a text is too long."""
+        padded_length(max(map(len, batch)), lengths=self.batch_lengths)
+        return batch
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"cost": "item", "max_item_cost": 8}, {"cost": "item", "max_item_cost": 8,
+     "max_batch_cost": 64}, {}],
+    ids=["cost", "batch cost", "lengths"],
+)  # fmt: skip
+def test_rows_that_are_too_large_are_left_out(app, tmp_path, options):
+    """They are counted beside the result, like those that do not fit; if all are, it fails."""
+    (Ladder if not options else Texts).as_task(app, name="short", **options)
+    rows = tmp_path / "rows.jsonl"
+    lines = [json.dumps({"item": "x" * n}) for n in (2, 9, 4, 30)]
+    rows.write_text("\n".join([*lines, "{"]))
+    words = ["short", "--input", str(rows), "--json", "--sizes", "1,2,4", "--latency", "30",
+             "--rate", "1", "--seconds", "0.01", "--device", "cpu"]  # fmt: skip
+    done = CliRunner().invoke(tune, words, obj=SimpleNamespace(app=app), catch_exceptions=False)
+
+    assert 0 == done.exit_code, done.output
+    assert json.loads(done.stdout)["sizes"]
+    assert "1 of 5 rows do not fit the task, and are left out" in done.stderr
+    assert "2 of 4 rows are too large for the task, and are left out" in done.stderr
+
+    rows.write_text(lines[1])
+    done = CliRunner().invoke(tune, words, obj=SimpleNamespace(app=app), catch_exceptions=False)
+
+    assert "Error: no row fits the task: " in done.stderr
+    assert 1 == done.exit_code
 
 
 def test_an_empty_file_is_refused(app, tmp_path):

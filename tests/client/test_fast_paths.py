@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery, signals
 from kombu import Producer
+from kombu.exceptions import OperationalError, SerializerNotInstalled
 from redis.client import PubSub
 
 from celery_batch import BatchTask
@@ -84,6 +85,18 @@ def test_what_is_off_is_said_with_its_reason(
     sender(**conf).task.delay("a")
 
     assert [True] == [line in one for one in said(caplog)]
+
+
+@pytest.mark.parametrize("option", ["serializer", "compression"])
+def test_an_unknown_codec_is_raised_and_not_logged(
+    sender: Callable[..., Sender], caplog: pytest.LogCaptureFixture, option: str
+) -> None:
+    """Celery's error says enough."""
+    here = sender()
+    with pytest.raises((SerializerNotInstalled, OperationalError), match="nope"):
+        here.task.apply_async(("a",), retry=False, **{option: "nope"})
+
+    assert "" == caplog.text
 
 
 def test_other_private_parts_leave_calls_to_celery(

@@ -235,6 +235,31 @@ def test_urls_that_name_no_store(url: str):
         open_store(Celery("stores", set_as_current=False), url)
 
 
+@pytest.mark.parametrize(
+    ("url", "right"),
+    [
+        ("file://tmp/payloads", "such as file:///tmp/payloads, got 'file://tmp/payloads'"),
+        ("file:payloads", "such as file:///payloads, got"),
+        ("file://", "such as file:///var/payloads, got"),
+        ("memory://", "belongs to one process"),
+        ("memory://payloads", "such as redis://localhost:6379/1 or file:///var/payloads, got"),
+    ],
+)
+def test_urls_of_what_others_do_not_share(url: str, right: str):
+    """Another directory would be written to, or none that another process reads."""
+    with pytest.raises(ConfigurationError, match="batch_payload_store: ") as raised:
+        open_store(Celery("stores", set_as_current=False), url)
+
+    assert right in str(raised.value)
+
+
+def test_this_host_may_be_named_in_the_url_of_a_directory():
+    """It is the only one whose directory a URL can mean."""
+    store: Any = open_store(Celery("stores", set_as_current=False), "file://localhost/var/a%20b")
+
+    assert Path("/var/a b") == store.path
+
+
 def test_what_is_no_payload_keeps_no_other_from_being_read(
     client: redis.Redis, redis_server: RedisServer, tmp_path: Path
 ):
