@@ -91,7 +91,7 @@ class BatchTask(ChunkCalls, ClientMethods):
     acks_late = True
 
     #: Most rows in one model call, from 1 to 1,024 (200 on Python 3.12 before 3.12.10, where nested
-    #: calls are limited). A request has one row, a chunk many.
+    #: calls are limited; that of callers counts, too). A request has one row, a chunk many.
     max_batch_size: ClassVar[Rows | None] = None
 
     #: Longest time that a request waits for others while a pool process is free, from its arrival

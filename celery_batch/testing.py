@@ -8,9 +8,12 @@ arguments have defaults; for other values, subclass and set them there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from kombu.utils.url import maybe_sanitize_url
 
 from celery_batch.client.backpressure import refused_calls
 from celery_batch.errors import ConfigurationError
@@ -146,7 +149,12 @@ def no_worker(app: Any) -> Iterator[None]:
     """
     with app.connection_for_write() as connection:  # which is not opened
         if connection.transport_cls != "memory":
-            raise ConfigurationError('no_worker: the app needs broker_url = "memory://"')
+            is_set = bool(os.environ.get("CELERY_BROKER_URL"))
+            first = "; CELERY_BROKER_URL is set, and comes before it" if is_set else ""
+            raise ConfigurationError(
+                f'no_worker: the app needs broker_url = "memory://", and has'
+                f" {maybe_sanitize_url(str(app.conf.broker_write_url))}{first}"
+            )
     was_eager, app.conf.task_always_eager = app.conf.task_always_eager, False
     try:
         yield

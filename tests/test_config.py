@@ -177,10 +177,17 @@ def test_wrong_policy_names_the_task(
 def test_batches_have_a_largest_size(app: Celery):
     """A size that the worker's stack could not hold is refused; the largest is not."""
     most = LARGEST_BATCH
-    with pytest.raises(ConfigurationError, match=rf"^shop\.t\.max_batch_size: at most {most}, got"):
+    with pytest.raises(ConfigurationError, match=rf"^shop\.t\.max_batch_size: at most {most}"):
         policy_of(task(app, max_batch_size=most + 1))
 
     assert most == policy_of(task(app, max_batch_size=most)).max_batch_size
+
+
+def test_the_python_that_limits_batches_is_named(app: Celery, monkeypatch: pytest.MonkeyPatch):
+    """The same size is right with another one."""
+    monkeypatch.setattr("celery_batch.config.LARGEST_BATCH", 200)
+    with pytest.raises(ConfigurationError, match=r"at most 200 on Python 3\.\d+\.\d+ \(3\.12\.10 "):
+        policy_of(task(app, max_batch_size=256))
 
 
 def test_django_s_settings_carry_its_namespace():

@@ -167,5 +167,18 @@ def test_no_worker_answers_nobody(app: Celery, double: Any, eager: bool):  # noq
 def test_no_worker_wants_a_broker_of_its_own(app: Celery):
     """Calls are never sent where a real worker may read them."""
     app.conf.broker_url = "redis://localhost"
-    with pytest.raises(ConfigurationError, match="memory://"), no_worker(app):
+    with pytest.raises(ConfigurationError, match="memory://") as raised, no_worker(app):
         pass
+
+    assert "and has redis://localhost" in str(raised.value)
+    assert "CELERY_BROKER_URL" not in str(raised.value)
+
+
+def test_no_worker_names_a_broker_of_the_environment(monkeypatch: pytest.MonkeyPatch):
+    """Celery takes it before the setting."""
+    monkeypatch.setenv("CELERY_BROKER_URL", "redis://:secret@elsewhere/3")
+    app = Celery("sent elsewhere", broker="memory://", set_as_current=False)
+    with pytest.raises(ConfigurationError, match="_URL is set") as raised, no_worker(app):
+        pass
+
+    assert "redis://:**@elsewhere/3" in str(raised.value)

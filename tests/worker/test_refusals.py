@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from kombu.exceptions import ContentDisallowed
 
-from celery_batch.worker.intake.refusals import fields_at_end
+from celery_batch.worker.intake.refusals import LONGEST_REASON, fields_at_end, reason_of
 
 #: As kombu writes it.
 ENVELOPE = {
@@ -50,3 +51,15 @@ def test_a_body_forges_no_fields():
 def test_garbage_names_nothing(raw: bytes):
     """Whatever the end of a message is, reading it raises nothing."""
     assert {} == fields_at_end(raw)
+
+
+def test_a_serializer_that_is_not_accepted():
+    """The setting that accepts it is named, whole."""
+    kind = "application/x-celery-batch-msgpack"
+    error = ContentDisallowed(
+        f"Refusing to deserialize untrusted content of type batch-msgpack ({kind})"
+    )
+    reason = reason_of(error)
+
+    assert "add it to the worker's accept_content" in reason
+    assert len(reason) < LONGEST_REASON

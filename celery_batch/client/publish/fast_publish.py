@@ -17,7 +17,7 @@ from celery.backends.base import Backend
 from celery.backends.redis import RedisBackend
 from celery.exceptions import QueueNotFound
 from kombu import messaging
-from kombu.exceptions import OperationalError
+from kombu.exceptions import OperationalError, SerializerNotInstalled
 from kombu.utils.functional import maybe_list
 
 from celery_batch.broker_depth import driver_of
@@ -373,7 +373,7 @@ class MessageTemplates:
                     probe = probe_class(own)
                     send_probe(task, options, probe, form)
                     self._known[kind] = probe.template(form)
-        except (OperationalError, QueueNotFound):
+        except (OperationalError, QueueNotFound, SerializerNotInstalled):
             self._known.pop(kind, None)  # Celery's path meets it too, and raises it
         except Exception:
             logger.warning("%s: messages are sent one by one", task.name, exc_info=True)

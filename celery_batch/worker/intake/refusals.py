@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery.app.task import Context
+from kombu.exceptions import ContentDisallowed
 
 from celery_batch.errors import MessageRefused, MessageTooLarge
 from celery_batch.protocol import REPLY_HEADER
@@ -50,7 +51,10 @@ def reason_of(error: Exception) -> str:
     """Return what is wrong with a message, as a short line."""
     if isinstance(error, Malformed):
         return str(error)[:LONGEST_REASON]
-    return ascii(f"{type(error).__name__}: {str(error)[:LONGEST_REASON]}")[:LONGEST_REASON]
+    words = f"{type(error).__name__}: {str(error)[:LONGEST_REASON]}"
+    if isinstance(error, ContentDisallowed):
+        words += "; if all senders are trusted, add it to the worker's accept_content"
+    return ascii(words)[:LONGEST_REASON]
 
 
 def log_refusal(raw: bytes, reason: str, about: Mapping[str, str]) -> None:
