@@ -76,7 +76,7 @@ def _compared(stack: Stack, name: str, keys: int, count: int, pairs: int) -> dic
         before = _plain(stack, smaller, count)
         drain = _drain(stack, name, keys, count)
         after = _plain(stack, larger, count)
-        plain = _between(size, (smaller, before), (larger, after))
+        plain = _between(drain["size"], (smaller, before), (larger, after))
         found.append({**drain, "extra": drain["cpu"] - plain})
     _configure(stack, _SIZE)
     return {key: statistics.median(each[key] for each in found) for key in found[0]}

@@ -153,15 +153,28 @@ def _held_too(facts: Facts) -> Iterator[Finding]:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     shared = f"Ordinary tasks share a queue with batch tasks ({', '.join(names[:_NAMED])}{more})"
     if any(state.name == "fetch" and state.is_on for state in facts.fast_paths):
-        yield ok(
-            f"{shared}: a worker holds as many of them as worker_prefetch_multiplier allows, and"
-            " batch tasks behind more of them in the queue wait, unless these have a queue of"
-            " their own (task_routes)."
-        )
+        yield ok(f"{shared}: {_most_ordinary(facts.conf)}")
         return
     yield ok(
         f"{shared}: a worker holds as many of their messages, unless they have a queue and a worker"
         " of their own (task_routes, -Q)."
+    )
+
+
+def _most_ordinary(conf: Any) -> str:
+    """Say how many ordinary tasks a worker holds where messages are read in bulk on Redis."""
+    if conf.get("worker_disable_prefetch"):
+        most = "only those of them that run or wait for a rate limit"
+    elif conf.worker_prefetch_multiplier == 0:
+        return (
+            "a worker holds any number of them, because worker_prefetch_multiplier is 0, unless"
+            " they have a queue and a worker of their own (task_routes, -Q)."
+        )
+    else:
+        most = "as many of them as worker_prefetch_multiplier allows"
+    return (
+        f"a worker holds {most}, and batch tasks behind more of them in the queue wait, unless"
+        " these have a queue of their own (task_routes)."
     )
 
 

@@ -94,7 +94,11 @@ def replace_loop(
     put: Callable[[Any], Any],
     ensure_messages_consumed: Callable[..., Any],
 ) -> tuple[Callable[[Any], Any], Callable[..., Any]]:
-    """Replace what the loop of billiard's worker calls, and return the last two as they were."""
+    """
+    Replace what the loop of billiard's worker calls, and return the last two as they were.
+
+    `wait_for_job` returns None if it was interrupted.
+    """
     before = worker.outq.put, worker._ensure_messages_consumed  # noqa: SLF001
     worker.wait_for_job, worker.outq.put = wait_for_job, put
     worker._ensure_messages_consumed = ensure_messages_consumed  # noqa: SLF001

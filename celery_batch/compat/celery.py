@@ -53,6 +53,7 @@ __all__ = [
     "is_contested",
     "is_waiting",
     "note_pool_result",
+    "on_eta",
     "original_run",
     "reconnect_soon",
     "release_starter",
@@ -79,6 +80,19 @@ class RateLimits:
     _limit_post_eta = Consumer._limit_post_eta  # noqa: SLF001
     _schedule_bucket_request = Consumer._schedule_bucket_request  # noqa: SLF001
     _limit_move_to_pool = Consumer._limit_move_to_pool  # noqa: SLF001
+
+
+def on_eta(consumer: Any, note: Callable[[Any], object]) -> None:
+    """Have a function get each ordinary task's request when its ETA has come, before it is run."""
+    for name in ("apply_eta_task", "_limit_post_eta"):  # private; `RateLimits` has it, too
+        setattr(consumer, name, partial(_note_and_apply, note, getattr(consumer, name)))
+
+
+def _note_and_apply(
+    note: Callable[[Any], object], apply: Callable[..., Any], request: Any, *args: Any
+) -> Any:
+    note(request)
+    return apply(request, *args)
 
 
 def does_debug() -> bool:

@@ -27,7 +27,11 @@ def key_prefix(backend: Any) -> str:
 
 
 def client_of(backend: Any, params: dict[str, Any]) -> Any:
-    """Return a new client of a Redis backend's server, or of its sentinels' master."""
+    """
+    Return a new client of a Redis backend's server, or of its sentinels' master.
+
+    Celery has `_create_client` in all versions of the supported range.
+    """
     return backend._create_client(**params)  # noqa: SLF001
 
 

@@ -139,10 +139,7 @@ class Uploads:
             raise self.failed[task_id]
 
     def require(self, task_id: str) -> None:
-        """
-        Store all that wait, before the message of a call is sent; raise why its payload is not
-        stored.
-        """
+        """Store all that wait; raise why the payload of a call, which is sent next, is not."""
         self.flush()
         if task_id in self.failed:
             raise self.failed[task_id]

@@ -75,7 +75,8 @@ def prepare_later(preparation: Callable[[], object]) -> None:
     """
     Prepare this process for models before its first batch, and not earlier.
 
-    A process that never runs one must not be restricted to one device.
+    A process that never runs one must not be restricted to one device.  The function is called
+    until it raises nothing.
     """
     global _preparation  # noqa: PLW0603 (a process is prepared once)
     _preparation = preparation

@@ -14,6 +14,7 @@ from celery.utils.functional import noop
 from celery.worker.state import maybe_shutdown
 from redis.exceptions import NoPermissionError, ResponseError
 
+from celery_batch.compat.celery import on_eta
 from celery_batch.compat.fast_paths import FastPaths, PathState
 from celery_batch.compat.kombu import missing_for_acks, missing_for_fetch, open_channels
 from celery_batch.config import Settings
@@ -48,8 +49,7 @@ class BulkPath:
         self._opened = ExitStack()
         self._fetch: BulkFetch | None = None
         self._ordinary: OrdinaryLimit | None = None
-        self._apply_eta_task = consumer.apply_eta_task
-        consumer.apply_eta_task = self._count_and_apply
+        on_eta(consumer, self._count)
         #: Delivery tags whose acknowledgements could not be sent.
         self._unsent: list[str] = []
         self._last_owner: str | None = None
@@ -157,11 +157,10 @@ class BulkPath:
         self._opened.close()
         self._fetch, self._ordinary, self.reads = None, None, False
 
-    def _count_and_apply(self, request: Any) -> None:
-        """Run an ordinary task whose ETA has come: its message now counts against the prefetch."""
+    def _count(self, request: Any) -> None:
+        """Count the message of an ordinary task whose ETA has come against the prefetch."""
         if self._ordinary is not None:
             self._ordinary.eta_has_come(request.message.delivery_tag)
-        self._apply_eta_task(request)
 
     def flush(self) -> None:
         """Fetch no more, and send the last acknowledgements."""

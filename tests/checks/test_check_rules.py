@@ -682,6 +682,24 @@ def test_ordinary_tasks_in_a_batch_task_s_queue_are_named(names, listed):
     assert f"batch tasks {listed}: a worker holds as many of them as worker_pref" in limited.says
 
 
+@pytest.mark.parametrize(
+    ("conf", "says"),
+    [
+        ({"worker_prefetch_multiplier": 0}, "holds any number of them"),
+        ({"worker_disable_prefetch": True}, "holds only those of them that run"),
+    ],
+)
+def test_number_of_ordinary_tasks_is_that_of_the_settings(conf, says):
+    """A multiplier of 0 is no limit, and with a disabled prefetch it is not the multiplier's."""
+    app = Celery()
+    app.conf.update(conf)
+    facts = replace(GOOD, app=app, ordinary=("a",), fast_paths=(PathState("fetch", ""),))
+    *_, found = tasks_checks.prefetch(facts)
+
+    assert f"share a queue with batch tasks (a): a worker {says}" in found.says
+    assert "multiplier allows" not in found.says
+
+
 def test_a_cost_that_is_the_same_in_each_batch_is_named():
     """The parameter is one that batch_by names, too."""
     app = Celery("keyed", broker="memory://", set_as_current=False)

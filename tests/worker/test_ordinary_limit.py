@@ -9,8 +9,9 @@ import pytest
 from celery import Celery
 from celery.worker import state
 
+from celery_batch.worker.bulk import BulkPath
 from celery_batch.worker.context import WorkerContext
-from celery_batch.worker.redis.fetch import QueueLists
+from celery_batch.worker.redis.fetch import BulkFetch, QueueLists
 from celery_batch.worker.scheduling.prefetch import OrdinaryLimit
 from tests.worker.doubles import Call, Worker
 
@@ -124,6 +125,78 @@ def test_disabled_prefetch_counts_what_runs(consumer: Any, monkeypatch: pytest.M
     consumer.controller.max_concurrency = 4
 
     assert 3 == limit.left()
+
+
+def test_disabled_prefetch_counts_what_waits_for_its_rate_limit(
+    consumer: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """Celery has not reserved these requests, so the multiplier is a limit, too."""
+    consumer.app.conf.worker_disable_prefetch = True
+    requests = type(state.reserved_requests)()
+    monkeypatch.setattr("celery_batch.worker.scheduling.prefetch.reserved_requests", requests)
+    limit = OrdinaryLimit(consumer, {"pairs"})
+    for tag in range(5):
+        limit.add(str(tag), {"task": "a"})
+
+    assert 1 == limit.left()
+
+    WorkerContext.of(consumer.controller).user_prefetch = 0
+
+    assert 2 == OrdinaryLimit(consumer, {"pairs"}).left()
+
+
+@pytest.mark.parametrize("method", ["apply_eta_task", "_limit_post_eta"])
+def test_an_eta_that_has_come_counts_with_a_rate_limit_too(
+    limit: OrdinaryLimit, consumer: Any, worker: Worker, method: str
+):
+    """Celery has a timer call another method for these."""
+    applied: list[Any] = []
+    vars(consumer).update(
+        apply_eta_task=lambda *args: applied.append(args),
+        _limit_post_eta=lambda *args: applied.append(args),
+        connection_for_read=None,
+    )
+    path = BulkPath(consumer, worker.scheduler, None)  # type: ignore[arg-type]
+    path._ordinary = limit
+    limit.add("tag", {"task": "a", "eta": "2050-01-01"})
+    request = SimpleNamespace(message=SimpleNamespace(delivery_tag="tag"))
+    before = limit.left()
+    getattr(consumer, method)(request, "bucket", 1)
+
+    assert (6, 5) == (before, limit.left())
+    assert [(request, "bucket", 1)] == applied
+
+
+def test_ordinary_tasks_are_not_counted_where_no_list_is_blocked(lists: QueueLists):
+    """An event loop's pass may come each millisecond, with thousands of requests to count."""
+    counted: list[int] = []
+    ordinary = SimpleNamespace(left=lambda: counted.append(0) or 0)
+    fetch: Any = SimpleNamespace(_lists=lists, _ordinary=ordinary, _blocked_at=10.0)
+    BulkFetch._unblock(fetch, 10.5)
+
+    assert [] == counted
+
+    lists.blocked = frozenset({"mail6"})
+    BulkFetch._unblock(fetch, 10.5)
+
+    assert [0] == counted
+    assert {"mail6"} == lists.blocked
+
+    BulkFetch._unblock(fetch, 11.0)  # another worker may have taken the message
+
+    assert not lists.blocked
+
+
+def test_guaranteed_places_are_read_although_the_more_urgent_list_is_blocked(
+    lists: QueueLists, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing else of these lists can be used."""
+    lists._channel.active_queues = ["mail"]
+    monkeypatch.setattr(lists, "_usable", lambda *_: [5, 0])
+    monkeypatch.setattr(lists, "_guaranteed", lambda *_: [0, 3])
+    lists.blocked = frozenset({"mail0"})
+
+    assert (["mail6"], ["mail"], 64, "3") == lists.wanted(64, 64)
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ class JobReader:
 
     def __init__(self, pipe: int, receive: Callable[[], Any]) -> None:
         self._pipe = pipe
-        #: Read a job on the main thread, while that reads.
+        #: Read a job on the main thread, while that reads; None if interrupted.
         self.receive = receive
         self._first: Any = None
         #: Set while worker threads read.

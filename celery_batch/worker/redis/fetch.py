@@ -102,12 +102,12 @@ class QueueLists:
         ]
         first = [(name, queue, n) for name, queue, at in places if (n := guaranteed[queue][at])]
         others = [(name, queue, n) for name, queue, at in places if (n := usable[queue][at])]
-        if not others:
+        if not first and not others:
             return [], [], most, ""
         return (
             [name for name, *_ in (*first, *others)],
             [queue for _, queue, _ in (*first, *others)],
-            min(most, *(n for *_, n in others)),
+            min([most, *(n for *_, n in others)]),
             " ".join(str(n) for *_, n in first),
         )
 
@@ -211,9 +211,7 @@ class BulkFetch:
         now = time.monotonic()
         is_soon = now - self._fetched_at < _FETCH_EVERY and not self._is_refresh_wanted
         self._is_refresh_wanted = False
-        ordinary = self._ordinary.left()
-        if ordinary != 0 or now - self._blocked_at >= _FETCH_EVERY:  # others may have taken it
-            self._lists.blocked = frozenset()
+        self._unblock(now)
         idle = self._empty | self._lists.blocked
         if is_soon and idle and idle.issuperset(self._lists.all()):
             return
@@ -229,11 +227,20 @@ class BulkFetch:
         self._channel.client.connection.send_command(
             *("EVALSHA", self._sha, len(names) + len(lists), *names, *lists),
             *(most, keys.owner, lease.description, lease.milliseconds, reserved),
-            *self._ordinary_arguments(ordinary, most),
+            *self._ordinary_arguments(most),
         )
 
-    def _ordinary_arguments(self, left: int | None, most: int) -> tuple[int | str, ...]:
+    def _unblock(self, now: float) -> None:
+        """Read blocked lists again, if one more may be held or others may have taken the next."""
+        # Counting may go through all requests, so it is left out where nothing is blocked.
+        if self._lists.blocked and (
+            now - self._blocked_at >= _FETCH_EVERY or self._ordinary.left() != 0
+        ):
+            self._lists.blocked = frozenset()
+
+    def _ordinary_arguments(self, most: int) -> tuple[int | str, ...]:
         """Return what the script is told of ordinary tasks; nothing if it needs no limit."""
+        left = self._ordinary.left()
         if left is None or left >= most:
             return ()
         return left, "\n".join(["", *(each.task.name for each in self._scheduler), ""])

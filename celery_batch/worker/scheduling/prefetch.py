@@ -264,13 +264,14 @@ class OrdinaryLimit:
         consumer, context = self._consumer, self._context
         if not context.tasks:  # the prefetch is the user's own
             return None
-        if self._is_prefetch_disabled:
+        limits: list[int] = []
+        if context.user_prefetch:
+            processes: int = consumer.initial_prefetch_count // consumer.prefetch_multiplier
+            limits.append(max(processes, 1) * context.user_prefetch - len(self._held))
+        if self._is_prefetch_disabled:  # Celery reserves none that waits for its rate limit
             most: int = consumer.controller.max_concurrency or consumer.pool.num_processes
-            return max(most - self._reserved(), 0)
-        if not context.user_prefetch:
-            return None
-        processes: int = consumer.initial_prefetch_count // consumer.prefetch_multiplier
-        return max(max(processes, 1) * context.user_prefetch - len(self._held), 0)
+            limits.append(most - self._reserved())
+        return max(min(limits), 0) if limits else None
 
     def _reserved(self) -> int:
         """Return what ``--disable-prefetch`` counts: running ones, too, however acknowledged."""

@@ -114,6 +114,7 @@ class TaskQueue:
         self._row_digest = row_digest_of(task) if policy.dedupe else None
         self._queue = self._front_queue()
         self._item_cost = None if policy.max_batch_cost is None else item_cost_of(task)
+        #: Guards the decisions of all task queues of the worker.
         self._lock = lock
 
     def _front_queue(self) -> _Queue | Duplicates[Any]:
