@@ -10,6 +10,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import redis
+from kombu import pools
 
 from celery_batch.serve.app import make_app
 from celery_batch.serve.config import ServeConfig
@@ -144,6 +145,11 @@ def _asked(serving, command):
     config = ServeConfig.from_json((serving.run / "serve.json").read_text())
     with make_app(config) as app:
         (reply,) = app.control.broadcast(command, reply=True, timeout=5, limit=1)
+        # The next test may kill Redis, and kombu keeps connections for apps with the same URL.
+        broker = app.connection_for_write()
+        for group in (pools.producers, pools.connections):
+            group[broker].force_close_all()
+            del group[broker]
     (answer,) = reply.values()
     return answer[config.task_name]["waiting"] if command == "batch_status" else answer
 
