@@ -38,6 +38,17 @@ def test_one_batch_is_ready_behind_the_running_one(worker: Worker, pool: Pool):
     assert [["a", "b"], ["c", "d"], ["e", "f"]] == pool.batches
 
 
+def test_next_batch_is_made_ready_while_results_are_stored(start: Callable[..., Worker], hub: Hub):
+    """When the second batch begins, the first one's model has ended: a third one leaves."""
+    pool = Pool()
+    start(pool, hub).send("pairs", *"abcdef")
+    for sent in pool.sent[:2]:
+        sent.accept_callback(1, 0.0)
+        next(hub.loop)
+
+    assert [["a", "b"], ["c", "d"], ["e", "f"]] == pool.batches
+
+
 def test_all_that_may_leave_leaves_at_once(start: Callable[..., Worker]):
     """If several slots are free, one dispatch fills them all."""
     pool = Pool(processes=2)

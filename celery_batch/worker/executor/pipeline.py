@@ -2,8 +2,8 @@
 Threads of a pool process that prepare and finish batches beside the model.
 
 A worker thread reads a batch, enters its tracers, has the main thread run the model, and
-finishes the tracers; only then it reads the next batch.  There are three: one finishes a
-batch while another prepares the next one, and the third prepares a more urgent one.
+finishes the tracers; only then it reads the next batch.  There are four: while one finishes a
+batch and another one's batch runs, the third prepares the next, and the fourth a more urgent one.
 
 Rule 1: a lone batch is the main thread's from beginning to end, as in any pool: handing it
         over and back would cost more than there is to do beside it.  The main thread
@@ -66,9 +66,9 @@ __all__ = ["SWITCH_INTERVAL", "JobQueue", "OverlappedBatch", "start_threads"]
 
 logger = logging.getLogger(__name__)
 
-#: One for the batch that is finished, one for the batch that runs or is ready, and one for
-#: an urgent batch.
-_THREADS = 3
+#: One for the batch whose results are stored, one for the batch that runs, one for the batch
+#: that is ready, and one for an urgent batch.
+_THREADS = 4
 
 #: Bytes.  Tracers are nested, and a thread's stack does not grow by itself as the main
 #: thread's does; the unused part costs address space only.

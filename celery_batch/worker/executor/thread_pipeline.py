@@ -44,8 +44,8 @@ __all__ = ["overlap_in"]
 
 logger = logging.getLogger(__name__)
 
-#: One for the batch that is finished, one for the batch that runs or is ready.
-_THREADS = 2
+#: One for the batch whose results are stored, one for the batch that runs, one that is ready.
+_THREADS = 3
 
 
 class _Cancelled(BaseException):

@@ -247,7 +247,10 @@ class Scheduler:
         self.running_messages.started(job.requests)
         with self.slots.lock:
             self._priority.batch_began(job)
+            has_freed_slot = self.slots.finishing > 0
         self._submitter.accepted(job)
+        if has_freed_slot and self._consumer.hub is not None:
+            self._consumer.hub.call_soon(self.dispatch)  # on the threads pool this is its thread
 
     def on_end(self, job: BatchJob, follow_up: FollowUp) -> None:
         """A job has ended: free its slot, and complete its requests."""

@@ -27,6 +27,7 @@ class Slots:
     Two slots for each pool process: one for the running batch, one for the batch that is ready.
 
     The device then need not wait until the next batch is formed.  The solo pool has one slot.
+    A batch frees its slot when its model has ended, which is known when the next one begins.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -35,7 +36,7 @@ class Slots:
         self.run_inline = isinstance(pool, SoloPool)
         self._depth = 1 if self.run_inline else 2
         self._is_prefork = isinstance(pool, PreforkPool)
-        #: The jobs that have left their task queues and have not ended: each has a slot.
+        #: The jobs that have left their task queues and have not ended.
         self.jobs: set[BatchJob] = set()
         #: Guards `jobs` and every decision that rests on them.
         self.lock = threading.RLock()  # a signal handler may run `on_end` on top of us
@@ -76,7 +77,13 @@ class Slots:
     @property
     def has_room_ahead(self) -> bool:
         """Whether one more batch may be made ready behind the running ones."""
-        return len(self.jobs) < self.capacity
+        return len(self.jobs) - self.finishing < self.capacity
+
+    @property
+    def finishing(self) -> int:
+        """How many batches are known to have ended their models, and need no slot any more."""
+        # No more models run at once than there are processes.
+        return max(sum(job.accepted for job in list(self.jobs)) - self.processes, 0)
 
     def busy(self) -> dict[int, float]:
         """Return which processes have a batch now, and since when."""
