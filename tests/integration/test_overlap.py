@@ -79,6 +79,19 @@ def test_model_runs_while_the_last_batch_is_finished(fresh: Stage, pool: str):
 
 
 @POOLS
+def test_next_batch_is_made_ready_while_another_is_finished(fresh: Stage, pool: str):
+    """A third batch's hooks run while the first one's results are stored, and the second runs."""
+    client = fresh.client()
+    results = send(client, "a", finishing=["c entered"])
+    results += send(client, "b", running=["c entered"]) + send(client, "c")
+    work(fresh, "--pool", pool)
+
+    assert list("aabbcc") == answers(results)
+    assert all(met for _, met, _ in fresh.facts("finished"))
+    assert ["a", "b", "c"] == [name for name, *_ in fresh.facts("ran")]
+
+
+@POOLS
 def test_switch_keeps_batches_apart(fresh: Stage, pool: str):
     """With `batch_overlap = False` a batch is finished before the next one begins."""
     client = fresh.client()
