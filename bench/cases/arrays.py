@@ -11,7 +11,6 @@ import psutil
 import redis
 
 from bench.app import IMAGE, VECTOR
-from bench.image_peer import mosec_images
 from bench.model import BATCH, MODELS
 from bench.stack import Stack, broker, running
 from bench.tables import Case, Effort, Goal, ResultTable
@@ -38,7 +37,6 @@ def _measure(effort: Effort) -> dict[str, Any]:
             rounds = [_round(stack, server, effort) for _ in range(effort.rounds)]
             huge = _huge(stack)
         files = _files(server, effort.items(_TRIPS))
-        peer = _peer(server, effort.items(_TRIPS)) if effort.peers else None
     rows = {
         name: {key: statistics.median(each[name][key] for each in rounds) for key in figures}
         for name, figures in rounds[0].items()
@@ -49,7 +47,6 @@ def _measure(effort: Effort) -> dict[str, Any]:
         "rounds": rounds,
         "huge": huge,
         "files": files,
-        "peer": peer,
         "serializer": serializer,
     }
 
@@ -158,20 +155,6 @@ def _files(server: RedisServer, trips: int) -> dict[str, float]:
     return {"share": (received["file"] - received["number"]) / len(data)}
 
 
-def _peer(server: RedisServer, trips: int) -> float:
-    """Return the seconds of an image's way to mosec and of a number's back."""
-    image = np.random.default_rng(1).random(IMAGE, "f4")
-    took = []
-    with mosec_images(server, image) as mean:
-        for _ in range(trips):
-            began = time.monotonic()
-            found = mean(image)
-            took.append(time.monotonic() - began)
-            if found != float(image.mean()):
-                raise RuntimeError("mosec: a result is not that of its image")
-    return statistics.median(took)
-
-
 def _received(client: redis.Redis, task: Any, value: Any, trips: int) -> float:
     """Return the bytes that Redis receives for a call."""
     counted = "total_net_input_bytes"
@@ -204,9 +187,6 @@ def _tables(data: dict[str, Any]) -> list[ResultTable]:
         ("(image - number) / SET and GET", f"{trip:.1f} x"),
         ("64 MB there and back", f"{data['huge']['seconds'] * 1000:.0f}"),
     ]
-    if data["peer"] is not None:
-        label = "mosec, msgpack and Redis mixins: an image there and a number back"
-        trips.append((label, f"{data['peer'] * 1000:.2f}"))
     cost = rows["cost"]
     others = [
         ('"cost", 20 kB in and 384 floats out, items/s', f"{cost['rate']:,.0f}"),

@@ -21,8 +21,7 @@ def _measure(effort: Effort) -> dict[str, Any]:
     rows = []
     with testbed() as bed, bed.systems(["ours"], "cost") as systems:
         system = systems["ours"]
-        ways = ["threads", *(["coroutines"] if system.ask("able")["adelay"] else [])]
-        for how in ways:
+        for how in ("threads", "coroutines"):
             for clients, each in _CROWDS.items():
                 if clients <= effort.items(max(_CROWDS)):
                     rows.append(

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from bench.app import COST, ROWS
 from bench.encoder import Encoder, texts
-from bench.infinity import has_infinity, infinity
 from bench.open_loop import quantile, send
 from bench.policies.lateness import most_late
 from bench.policies.loads import LOADS
@@ -67,8 +66,6 @@ def _measure(effort: Effort) -> dict[str, Any]:
     with broker():
         for _ in range(min(effort.rounds, _MOST_ROUNDS)):
             found = {name: _drain(name, items, expected) for name in _CONTESTANTS}
-            if has_infinity():
-                found["infinity_emb"] = _drain("infinity_emb", items, expected)
             best = max(ROWS, key=lambda size: found[f"rows{size}"]["rate"])
             found["loop, rows"] = _loop(model, BatchPolicy(best), items)
             policy = BatchPolicy(1024, max_batch_cost=COST, padded=True)
@@ -79,7 +76,7 @@ def _measure(effort: Effort) -> dict[str, Any]:
             for name, found in rounds[0].items()
         }
         best_name = max((f"rows{size}" for size in ROWS), key=lambda name: rows[name]["rate"])
-        names = (best_name, *(name for name in ("cost_limited", "infinity_emb") if name in rows))
+        names = (best_name, "cost_limited")
         loads = [
             load for part in _PARTS for load in _loads(names, part, effort.share, items, expected)
         ]
@@ -96,11 +93,7 @@ def _check(name: str, outputs: list[Any], expected: Iterable[float]) -> None:
 
 @contextmanager
 def _task(name: str) -> Iterator[Any]:
-    """Yield a task that somebody works for."""
-    if name == "infinity_emb":
-        with infinity(Encoder()) as task:
-            yield task
-        return
+    """Yield a task with a worker."""
     with running("--concurrency=1", "-Q", f"bench-{name}") as stack:
         yield stack.app.tasks[f"bench.{name}"]
 

@@ -12,9 +12,8 @@ from importlib.metadata import version
 from itertools import product
 from typing import Any
 
-from bench.infinity import has_infinity
 from bench.policies.loads import LOADS, seconds
-from bench.policies.rules import RULES
+from bench.policies.rules import RULES, has_infinity
 from bench.tables import Case, Effort, Goal, ResultTable
 from celery_batch.tuning.simulate import run
 

@@ -14,7 +14,7 @@ from bench.stack import broker, running
 from bench.tables import Case, Effort, ResultTable, spread
 from bench.testbed import cpu_of
 
-__all__ = ["CASES"]
+__all__ = ["CASE"]
 
 #: Queued tasks, and how often: what is short is measured more often.
 _DEPTHS = {1_000: 9, 10_000: 3, 100_000: 1, 1_000_000: 1}
@@ -46,15 +46,6 @@ class _Weights:
 
 
 def _measure(effort: Effort) -> dict[str, Any]:
-    depths = [depth for depth in _DEPTHS if depth <= effort.items(max(_DEPTHS))]
-    return _measure_at(depths, effort, _DRAINED)
-
-
-def _measure_all(effort: Effort) -> dict[str, Any]:
-    return _measure_at([effort.items(max(_DEPTHS))], effort, max(_DEPTHS))
-
-
-def _measure_at(depths: list[int], effort: Effort, most: int) -> dict[str, Any]:
     rows = []
     with broker() as redis, running("--concurrency=1") as stack:
         copies = QueuedCopies(stack.app.tasks["bench.noop"])
@@ -62,12 +53,13 @@ def _measure_at(depths: list[int], effort: Effort, most: int) -> dict[str, Any]:
 
         def drain(depth: int) -> dict[str, Any]:
             weights = _Weights(redis, stack.worker)
-            return _drain(copies, depth, min(depth, most), next(series), weights)
+            return _drain(copies, depth, min(depth, _DRAINED), next(series), weights)
 
         drain(effort.items(10_000))
-        for depth in depths:
-            times = min(_DEPTHS.get(depth, 1), 3 * effort.rounds)
-            rows.append(_middle(depth, [drain(depth) for _ in range(times)]))
+        for depth, most in _DEPTHS.items():
+            if depth <= effort.items(max(_DEPTHS)):
+                times = min(most, 3 * effort.rounds)
+                rows.append(_middle(depth, [drain(depth) for _ in range(times)]))
     return {"rows": rows}
 
 
@@ -145,9 +137,4 @@ def _sheets(data: dict[str, Any]) -> list[ResultTable]:
     return [ResultTable("One worker drains what is queued", headings, rows, notes)]
 
 
-CASES = [
-    Case("scale", "drain rate, CPU and memory with 10^3 to 10^6 queued", _measure, _sheets),
-    Case(
-        "million", "a million tasks drained, to the last", _measure_all, _sheets, by_default=False
-    ),
-]
+CASE = Case("scale", "drain rate, CPU and memory with 10^3 to 10^6 queued", _measure, _sheets)

@@ -12,17 +12,17 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from statistics import linear_regression, mean
 from typing import Any
 
-from bench.infinity import has_infinity
 from bench.policies.loads import CALL_COST
 from celery_batch.batching.batch import Batch, Reason, Request
 from celery_batch.batching.batcher import Batcher, Wait
 from celery_batch.batching.cost import CallCost
 from celery_batch.batching.policy import BatchPolicy
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "has_infinity"]
 
 #: Rows of a batch where these are limited, and its cost where that is.
 ROWS, COST = 32, 2048
@@ -197,6 +197,11 @@ class Adaptive(Rule):
 def _ours(cost: int, max_wait: float = 0.0, rows: int = 1024) -> Batcher[int]:
     policy = BatchPolicy(rows, max_wait, max_batch_cost=cost, padded=True)
     return Batcher(policy, CallCost(CALL_COST))
+
+
+def has_infinity() -> bool:
+    """Return whether ``infinity_emb`` is installed."""
+    return find_spec("infinity_emb") is not None
 
 
 def _infinity() -> SortedWindow:

@@ -20,7 +20,7 @@ from bench.systems.measurements import MEASUREMENTS
 KINDS = {
     "pure": "bench.systems.pure:Pure",
     "ours": "bench.systems.celeries:Ours",
-    "our RedisStreamer": "bench.systems.our_redis:OurRedis",
+    "our RedisStreamer": "bench.systems.our_streamers:OnOurRedis",
     "stock client": "bench.systems.celeries:StockClient",
     "celery": "bench.systems.celeries:PlainCelery",
     "celery-batches": "bench.systems.celeries:CeleryBatches",

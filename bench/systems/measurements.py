@@ -64,14 +64,6 @@ def chunk(system: Any, n: int, rows: int = 256) -> dict[str, Any]:
     return {"n": n, "seconds": seconds}
 
 
-def able(system: Any) -> dict[str, Any]:
-    """Say which of our calls this version has."""
-    return {
-        name: hasattr(getattr(system, "task", None), name)
-        for name in ("delay_many", "delay_rows", "adelay")
-    }
-
-
 def _check(answers: list[int], right: list[int]) -> None:
     if answers != right:
         wrong = [pair for pair in zip(answers, right, strict=False) if pair[0] != pair[1]]
@@ -79,7 +71,6 @@ def _check(answers: list[int], right: list[int]) -> None:
 
 
 MEASUREMENTS: dict[str, Callable[..., dict[str, Any]]] = {
-    "able": able,
     "chunk": chunk,
     "closed_loop": closed_loop,
     "drain": drain,

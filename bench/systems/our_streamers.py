@@ -1,17 +1,22 @@
-"""Players on our streamers of one machine: threads and processes, as their ancestor's are asked."""
+"""Players on our streamers: threads, processes and Redis, as their ancestor's are asked."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from bench.model import BATCH, MODELS
-from bench.systems.system import TIMEOUT, System
-from celery_batch.streamer import ManagedModel, Streamer, ThreadedStreamer
+from bench.systems.system import LATENCY, TIMEOUT, Streaming
+from celery_batch.streamer import (
+    ManagedModel,
+    RedisStreamer,
+    Streamer,
+    ThreadedStreamer,
+    run_redis_workers_forever,
+)
 
-__all__ = ["OnOurProcesses", "OnOurThreads"]
-
-_LATENCY = 0.1
+__all__ = ["OnOurProcesses", "OnOurRedis", "OnOurThreads", "Reference"]
 
 
 class Reference(ManagedModel):
@@ -27,40 +32,45 @@ class Reference(ManagedModel):
         return answers
 
 
-class _Streaming(System):
-    streamer: ThreadedStreamer | Streamer
-
-    def start(self) -> None:
-        """Start the workers; the first answer says that they are there."""
-        self.streamer = self.make()
-        self.exits.callback(self.streamer.destroy_workers)
-        self.collect(self.submit(range(BATCH)))
-
-    def make(self) -> ThreadedStreamer | Streamer:
-        """Return the streamer."""
-        raise NotImplementedError
-
-    def submit_one(self, item: int) -> Any:
-        """Submit a batch of one."""
-        return self.streamer.submit([item])
-
-    def collect(self, waiting: list[Any]) -> list[int]:
-        """Wait for each future."""
-        return [future.result(TIMEOUT)[0] for future in waiting]
-
-
-class OnOurThreads(_Streaming):
+class OnOurThreads(Streaming):
     """ThreadedStreamer: a thread of one process."""
 
     def make(self) -> ThreadedStreamer:
         """Return the streamer; it has one worker and no more."""
-        return ThreadedStreamer(MODELS[self.model], BATCH, _LATENCY)
+        made = ThreadedStreamer(MODELS[self.model], BATCH, LATENCY)
+        return self.exits.enter_context(made)
 
 
-class OnOurProcesses(_Streaming):
+class OnOurProcesses(Streaming):
     """Streamer: processes of one machine."""
 
     def make(self) -> Streamer:
         """Return the streamer, its workers ready."""
-        return Streamer(Reference, BATCH, _LATENCY, self.workers,
+        made = Streamer(Reference, BATCH, LATENCY, self.workers,
                         model_init_args=[self.model], wait_for_worker_ready=True)  # fmt: skip
+        return self.exits.enter_context(made)
+
+
+class OnOurRedis(Streaming):
+    """RedisStreamer: Celery workers, which are a program of their own."""
+
+    def make(self) -> RedisStreamer:
+        """Return the streamer once all workers have answered."""
+        options = (self.url, str(self.workers), self.model)
+        self.serve(sys.executable, "-m", "bench.systems.our_streamers", *options)
+        made = RedisStreamer(self.url, worker_timeout=TIMEOUT)
+        made.predict([0])
+        while len(made.app.control.ping(timeout=1.0, limit=self.workers)) < self.workers:
+            pass
+        return made
+
+    def submit(self, items: range) -> list[Any]:
+        """Submit one request of all items, each of which is a task."""
+        return [self.streamer.submit(items)]
+
+
+if __name__ == "__main__":
+    url, workers, model = sys.argv[1:]
+    run_redis_workers_forever(
+        Reference, BATCH, LATENCY, int(workers), redis_broker=url, model_init_args=[model]
+    )

@@ -18,11 +18,9 @@ from service_streamer import (
 )
 
 from bench.model import BATCH, MODELS
-from bench.systems.system import TIMEOUT, System
+from bench.systems.system import LATENCY, Streaming
 
 __all__ = ["OnProcesses", "OnRedis", "OnThreads", "Reference", "address", "meet"]
-
-_LATENCY = 0.1
 
 service_streamer.logger.setLevel(logging.WARNING)
 
@@ -53,51 +51,36 @@ def address(url: str) -> str:
     return f"{place.hostname}:{place.port}"
 
 
-class _Streaming(System):
-    streamer: Any
-
+class _Theirs(Streaming):
     def start(self) -> None:
-        """Start the workers; the first answer says that they are there."""
+        """Start the workers, which read the environment."""
         os.environ.update(BENCH_MODEL=self.model, BENCH_REDIS=self.url)
-        self.streamer = self.make()
-        self.collect(self.submit(range(BATCH)))
-
-    def make(self) -> Any:
-        """Return the streamer."""
-        raise NotImplementedError
-
-    def submit_one(self, item: int) -> Any:
-        """Submit a batch of one."""
-        return self.streamer.submit([item])
+        super().start()
 
     def submit(self, items: range) -> list[Any]:
         """Submit one request of all items, which it splits into single ones."""
         return [self.streamer.submit(list(items))]
 
-    def collect(self, waiting: list[Any]) -> list[int]:
-        """Wait for each future."""
-        return [answer for future in waiting for answer in future.result(TIMEOUT)]
 
-
-class OnThreads(_Streaming):
+class OnThreads(_Theirs):
     """ThreadedStreamer: queues in one process."""
 
     def make(self) -> Any:
         """Return the streamer; it has one worker and no more."""
-        return ThreadedStreamer(MODELS[self.model], BATCH, _LATENCY)
+        return ThreadedStreamer(MODELS[self.model], BATCH, LATENCY)
 
 
-class OnProcesses(_Streaming):
+class OnProcesses(_Theirs):
     """Streamer: queues between the processes of one machine."""
 
     def make(self) -> Any:
         """Return the streamer, its workers ready."""
-        made = Streamer(Reference, BATCH, _LATENCY, worker_num=self.workers)
+        made = Streamer(Reference, BATCH, LATENCY, worker_num=self.workers)
         made._wait_for_worker_ready()  # noqa: SLF001 - as its own documentation does
         return made
 
 
-class OnRedis(_Streaming):
+class OnRedis(_Theirs):
     """RedisStreamer: single items over Redis, from any machine to any."""
 
     def make(self) -> Any:

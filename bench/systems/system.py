@@ -9,9 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from bench.model import BATCH
 from celery_batch.processes.managed_process import ManagedProcess
 
-__all__ = ["TIMEOUT", "System"]
+__all__ = ["LATENCY", "TIMEOUT", "Streaming", "System"]
+
+#: Most seconds for which a streamer's item waits for others.
+LATENCY = 0.1
 
 #: Seconds after which an answer is given up, and the measurement with it.
 TIMEOUT = 300.0
@@ -57,3 +61,26 @@ class System(ABC):
     def stop(self) -> None:
         """Stop the workers."""
         self.exits.close()
+
+
+class Streaming(System):
+    """A streamer, ours or service-streamer's."""
+
+    streamer: Any
+
+    def start(self) -> None:
+        """Start the workers; the first answer says that they are there."""
+        self.streamer = self.make()
+        self.collect(self.submit(range(BATCH)))
+
+    @abstractmethod
+    def make(self) -> Any:
+        """Return the streamer."""
+
+    def submit_one(self, item: int) -> Any:
+        """Submit a batch of one."""
+        return self.streamer.submit([item])
+
+    def collect(self, waiting: list[Any]) -> list[int]:
+        """Wait for each future."""
+        return [answer for future in waiting for answer in future.result(TIMEOUT)]

@@ -38,13 +38,13 @@ def test_cases_measure_and_say_what_is_reached(tmp_path):
     written = tmp_path / "measured.json"
     options = ("--no-peers", "--rounds", "1", "--share", "0.002", "--json", str(written))
 
-    shown = _run("-m", "bench", "cost", "million", *options)
+    shown = _run("-m", "bench", "cost", "scale", *options)
 
     assert '"cost", delay_many: of pure' in shown
     cases = json.loads(written.read_text())["cases"]
     rows = cases["cost"]["rows"]
     assert ["pure", *["ours"] * 2, *["our RedisStreamer"] * 2] == [row["kind"] for row in rows]
-    assert [2_000] == [row["drained"] for row in cases["million"]["rows"]]
+    assert [1_000] == [row["drained"] for row in cases["scale"]["rows"]]
 
 
 @pytest.mark.thorough("the programs of bench/ at a small size")
@@ -67,7 +67,7 @@ def test_forecasts_are_held_against_a_worker(tmp_path):
     rows = json.loads(written.read_text())["cases"]["forecast"]["rows"]
 
     assert {"cost", "bert", "slow"} == {row["task"] for row in rows}
-    assert all(row["told"][0] > 0 < row["seen"][0] for row in rows)
+    assert all(row["predicted"][0] > 0 < row["measured"][0] for row in rows)
 
 
 @pytest.mark.thorough("the programs of bench/ at a small size")
