@@ -436,8 +436,6 @@ def model_task(app: Any, model: type[Model], *, name: str | None = None, **optio
         stages = stages_of(model, key_names(key_option(model)), lambda: instance_of(model))
 
     def predict(*columns: list[Any], **named: list[Any]) -> Any:
-        if stages is None:
-            return instance_of(model).predict(*columns, **named)
         return predict_through(instance_of(model), *columns, **named)
 
     predict.__signature__ = _item_signature(model)  # type: ignore[attr-defined]

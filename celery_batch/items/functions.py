@@ -44,10 +44,9 @@ def is_interrupt(error: BaseException) -> bool:
     """
     Return whether an error comes from outside the function in which it was raised.
 
-    Args:
-        error: A time limit, or what the signal handlers of a worker or a pool process raise, is
-            an interrupt.  Any other `SystemExit` is the function's own error: it would end the
-            worker, and its message would end the next one.
+    A time limit does, and what the signal handlers of a worker or a pool process raise.  Any
+    other `SystemExit` is the function's own error: it would end the worker, and its message the
+    next one.
     """
     if isinstance(error, _OF_CELERY) or failures.is_interrupt(error):
         return True
@@ -116,14 +115,7 @@ def check_queue_cost(task: Any) -> None:
 
 
 class ItemKey:
-    """
-    Computes the keys of items.
-
-    Args:
-        name: The task's name in errors.
-        signature: Of the batch function.
-        batch_by: A function of one item's arguments, or the names of parameters.
-    """
+    """Computes the keys of items."""
 
     def __init__(
         self,
@@ -138,24 +130,11 @@ class ItemKey:
         self._function = key_function(batch_by, signature)
 
     def of_call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable:
-        """
-        Return the key of one call.
-
-        Raises:
-            InvalidKey: The function raised, or the key is not hashable.
-            TypeError: The arguments do not fit the function's parameters.
-        """
-        if kwargs or len(args) != self._binder.width:
-            args = self._binder.bind(args, kwargs)
-        return self._of(args)
+        """Return the key of one call; raise `InvalidKey` or, for wrong arguments, `TypeError`."""
+        return self._of(self._binder.bind(args, kwargs))
 
     def of_rows(self, columns: Sequence[Sequence[Any]]) -> Hashable:
-        """
-        Return the key that all rows of one request have.
-
-        Raises:
-            InvalidKey: The rows have different keys, or a row has none.
-        """
+        """Return the key that all rows of one request have; raise `InvalidKey` if they differ."""
         rows = zip(*columns, strict=True)
         key = self._of(next(rows))
         for n, row in enumerate(rows, start=2):

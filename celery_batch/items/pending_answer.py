@@ -77,13 +77,7 @@ class RunAgain(Ignore):  # type: ignore[misc]
 
 
 def retry_options(error: Retry) -> dict[str, Any]:
-    """
-    Return the options for an item's own ``self.retry``.
-
-    Args:
-        error: From ``self.retry`` in a batch function, or a `Retry` that the
-            function returned in place of one item's output.
-    """
+    """Return the options for an item's own ``self.retry``, from the error that asks for it."""
     if isinstance(error, RetryItem):
         return error.options
     options = {"exc": error.exc} if error.exc is not None else {}

@@ -24,7 +24,7 @@ from celery.exceptions import Retry, TaskPredicate
 
 from celery_batch.errors import ChunkFailed, InvalidChunk
 from celery_batch.protocol import ROWS
-from celery_batch.runtime.runner import Outcome
+from celery_batch.runtime.runner import Outcome, as_outcome
 from celery_batch.runtime.signature import with_one_value
 from celery_batch.serialization.arrays import is_array
 
@@ -181,14 +181,7 @@ def chunk_of(
     key_names: Sequence[str] = (),
 ) -> Chunk:
     """
-    Bind a chunk's arguments to the batch function's parameters.
-
-    Args:
-        signature: Of the batch function.
-        args: Lists, one entry per row.
-        kwargs: Lists by name.
-        rows: The row count in the message, which is not checked yet.
-        key_names: Parameters with one hashable value in place of a list.
+    Bind a chunk's arguments to the batch function's parameters; `rows` is not checked yet.
 
     Raises:
         InvalidChunk: An argument is not a list of so many rows, or a key is a list.
@@ -274,20 +267,16 @@ def require_key(task: Any, columns: list[list[Any]], *, alone: bool) -> None:
 def outcomes_of(task: Any, calls: Sequence[CallRows], outputs: list[Any]) -> list[Outcome]:
     """Return one outcome per request, in order, from the outputs of their rows."""
     if not any(isinstance(each, Chunk) for each in calls):
-        return [_outcome(output) for output in outputs]
+        return [as_outcome(output) for output in outputs]
     outcomes, start = [], 0
     for each in calls:
         if isinstance(each, Chunk):
             outcomes.append(_chunk_outcome(task, outputs[start : start + each.rows]))
             start += each.rows
         else:
-            outcomes.append(_outcome(outputs[start]))
+            outcomes.append(as_outcome(outputs[start]))
             start += 1
     return outcomes
-
-
-def _outcome(output: Any) -> Outcome:
-    return output if isinstance(output, Outcome) else Outcome(value=output)
 
 
 def _chunk_outcome(task: Any, outputs: list[Any]) -> Outcome:

@@ -70,11 +70,10 @@ def check_shapes(task: Any) -> None:
             f"{task.name}.batch_lengths: belongs into the class {model.__qualname__},"
             f" whose predict pads to these lengths"
         )
-    if (
-        lengths
-        and own_attribute(task, "example") is None
-        and (model is None or not _has_example(model))
-    ):
+    has_example = own_attribute(task, "example") is not None or (
+        model is not None and model.example is not Model.example
+    )
+    if lengths and not has_example:
         raise ConfigurationError(
             f"{task.name}.batch_lengths: needs example(length), which returns an input of a"
             f" length, to warm up with"
@@ -163,10 +162,6 @@ def warm_up(task: Any, instance: Model | None = None) -> None:
     Call a task's model with each shape that can occur, the largest first.
 
     At last it is called with its examples and the padding row, which may be wrong.
-
-    Args:
-        task: The task.
-        instance: Of its model, if it has one.
 
     Raises:
         BatchError: The model raised an error, which is named with the shape; or the example of
@@ -289,10 +284,6 @@ def _filler(task: Any, instance: Model | None) -> Row:
 
 def _row(task: Any, padding: Any) -> Row:
     return row_of(f"{task.name}.padding_row", task._batch_signature, padding)
-
-
-def _has_example(model: type[Model]) -> bool:
-    return own_attribute(model, "example") is not own_attribute(Model, "example")
 
 
 def _shape(size: int, length: int | None) -> str:

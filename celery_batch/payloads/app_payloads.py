@@ -148,9 +148,7 @@ def seconds_until(when: Any) -> float:
     """
     Return the seconds until a call is due or expires; 0 if that is over or unknown.
 
-    Args:
-        when: Seconds from now, a `datetime`, or one as a text: a time without a zone is what
-            Celery's workers take it for.
+    A time without a zone is what Celery's workers take it for.
     """
     if isinstance(when, Real):
         return max(float(when), 0.0)

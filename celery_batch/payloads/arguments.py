@@ -19,8 +19,7 @@ from celery_batch.payloads.store import NameTooLong, StoreAway, StoreError, Stor
 from celery_batch.payloads.values import JSON, PayloadReference, Payloads, put_back, take_out
 from celery_batch.protocol import PAYLOADS
 from celery_batch.serialization.arrays import size_of
-from celery_batch.serialization.stored_value import StoredValue
-from celery_batch.serialization.typed_json import encode_json
+from celery_batch.serialization.typed_json import StoredValue, encode_json
 
 __all__ = ["Uploads", "may_be_large", "with_stored_values", "with_values"]
 
@@ -87,12 +86,8 @@ class Uploads:
         """
         Take a payload until the calls are written; False if it is to travel in its message.
 
-        Args:
-            payloads: Of the app.
-            task_id: Of the call.
-            upload: The payload, with bytes that the caller may change later.
-            options: Of the call, as `apply_async` takes them.
-            at_once: Whether to store it now, with the retries of the call's own options.
+        Its bytes may change later.  With `at_once` it is stored now, with the retries of the
+        call's own options.
         """
         if payloads is not self._payloads:
             self.flush()
@@ -184,19 +179,11 @@ def with_stored_values(
     at_once: bool = False,
 ) -> tuple[Any, Any, dict[str, Any]]:
     """
-    Store the large arguments of a call that is about to be sent.
+    Store the large arguments of a call that is about to be sent, and return what to send.
 
-    Args:
-        task: The task that is called.
-        args: Positional arguments, or None.
-        kwargs: Keyword arguments, or None.
-        options: As `apply_async` takes them.
-        uploads: Takes the values of one of many calls; notes if they cannot be stored.
-        at_once: Whether to store them before other calls are made, as those have to be of a call
-            with retries of its own.
-
-    Returns:
-        What to send: all three unchanged if nothing is large.
+    All three are unchanged if nothing is large.  `uploads` takes the values of one of many calls,
+    and notes if they cannot be stored.  With `at_once` they are stored before other calls are made,
+    as those of a call with retries of its own have to be.
 
     Raises:
         MessageTooLarge: They are larger than ``batch_max_payload_size``.

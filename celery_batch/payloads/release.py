@@ -55,14 +55,9 @@ class PayloadRelease:
     def of(cls, app: Any) -> Self:
         """Return the app's in this process."""
         known: Self | None = app.__dict__.get("batch_payload_release")
-        if known is None or known.is_of_parent:
+        if known is None or known._pid != os.getpid():  # noqa: SLF001 (our own)
             known = app.__dict__["batch_payload_release"] = cls(app)
         return known
-
-    @property
-    def is_of_parent(self) -> bool:
-        """Whether this process is a fork of the one that made it."""
-        return self._pid != os.getpid()
 
     @property
     def _interval(self) -> float:

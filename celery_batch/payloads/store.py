@@ -104,26 +104,10 @@ class PayloadStore(ABC):
 
     @abstractmethod
     def put(self, key: str, data: Any, seconds: float) -> None:
-        """
-        Store a payload.
-
-        Args:
-            key: Its key.
-            data: Its bytes.
-            seconds: Until it expires.
-
-        Raises:
-            StoreRefused: That is not allowed.
-            StoreError: It is not stored.
-        """
+        """Store a payload until it expires; raise `StoreError` if it is not stored."""
 
     def put_many(self, payloads: Iterable[tuple[str, Any, float]]) -> dict[str, StoreError]:
-        """
-        Store payloads, each with its key and the seconds until it expires.
-
-        Returns:
-            Why some are not stored, by their keys.
-        """
+        """Store payloads as `put` does; return why some are not stored, by their keys."""
         failed: dict[str, StoreError] = {}
         failure: StoreError | None = None
         for key, data, seconds in payloads:
@@ -143,34 +127,17 @@ class PayloadStore(ABC):
         """
         Return payloads; None for each that is not there, or that is no payload.
 
-        Args:
-            keys: Their keys.
-            sizes: How many bytes each should have; no more than one byte more is read of any.
-
-        Raises:
-            StoreError: They cannot be read.
+        No more than one byte more than its size is read of any.  It raises `StoreError` if they
+        cannot be read.
         """
 
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> None:
-        """
-        Delete payloads.
-
-        Raises:
-            StoreError: Some are not deleted.
-        """
+        """Delete payloads; raise `StoreError` if some are not deleted."""
 
     @abstractmethod
     def renew(self, seconds: Mapping[str, float]) -> None:
-        """
-        Let payloads expire later.
-
-        Args:
-            seconds: From now, by key.
-
-        Raises:
-            StoreError: Some are not renewed.
-        """
+        """Let payloads expire so many seconds from now; raise `StoreError` if some do not."""
 
 
 class RedisPayloads(PayloadStore):
@@ -378,12 +345,7 @@ class DirectoryPayloads(PayloadStore):
         return found
 
     def sweep(self) -> int:
-        """
-        Delete what has expired, and return how many files that were.
-
-        Raises:
-            StoreError: It cannot be deleted.
-        """
+        """Delete files that have expired; return their number, or raise `StoreError`."""
         try:
             found = self.expired()
         except OSError as error:
@@ -482,15 +444,10 @@ class ObjectPayloads(PayloadStore):
 
 def open_store(app: Any, url: str) -> PayloadStore:
     """
-    Return the store at a URL.
+    Return the store at a URL; raise `ConfigurationError` if there is none.
 
-    Args:
-        app: The Celery app.
-        url: Of a Redis as Celery's result backend takes it, ``file:///a/directory``, or what
-            fsspec knows.
-
-    Raises:
-        ConfigurationError: There is no such store.
+    It is that of a Redis, as Celery's result backend takes it, ``file:///a/directory``, or what
+    fsspec knows.
     """
     scheme = urlsplit(url).scheme
     if scheme == "file":

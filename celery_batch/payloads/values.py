@@ -22,7 +22,7 @@ from celery_batch.errors import InvalidPayload
 from celery_batch.serialization.arrays import array_parts, encoded_array, is_array, size_of
 from celery_batch.serialization.binary import aligned
 from celery_batch.serialization.decoding import decode_json
-from celery_batch.serialization.stored_value import StoredValue
+from celery_batch.serialization.typed_json import StoredValue
 
 __all__ = ["PayloadReference", "Payloads", "put_back", "take_out"]
 
@@ -53,12 +53,7 @@ class PayloadReference(NamedTuple):
 
     @classmethod
     def from_header(cls, header: Any) -> Self:
-        """
-        Return the reference in a header.
-
-        Raises:
-            ValueError: It is something else.
-        """
+        """Return the reference in a header; raise `ValueError` for anything else."""
         try:
             nonce, sizes, checksum = header
         except (TypeError, ValueError):
@@ -81,10 +76,7 @@ class PayloadReference(NamedTuple):
 
     def split(self, data: bytes | memoryview | None) -> list[memoryview]:
         """
-        Return the bytes of each value.
-
-        Args:
-            data: As the store has it; None if it has none.
+        Return the bytes of each value, of what the store has; None is nothing.
 
         Raises:
             InvalidPayload: They are missing, or not those that were stored.
@@ -155,16 +147,10 @@ class Payloads:
 
 def take_out(value: Any, least: int, payloads: Payloads, *, takes_bytes: bool) -> Any:
     """
-    Return a value with its large parts replaced by stored values.
+    Return a value with its large parts replaced by stored values; itself if nothing was taken out.
 
-    Args:
-        value: Arguments, or an output.
-        least: Bytes of an array that is taken out.
-        payloads: Is given their bytes.
-        takes_bytes: Whether `bytes` of this size are taken out, too.
-
-    Returns:
-        The same object if nothing was taken out.
+    Arrays of at least so many bytes are taken out, and such `bytes` if `takes_bytes` is set;
+    `payloads` is given their bytes.
     """
     kind = type(value)
     if kind in _SMALL:
@@ -199,14 +185,10 @@ def _without_array(value: Any, least: int, payloads: Payloads) -> Any:
 
 def put_back(value: Any, parts: Sequence[memoryview]) -> Any:
     """
-    Return a value with its stored parts in their places, each part once.
-
-    Args:
-        value: Decoded, and owned by the caller: its lists and dicts are changed.
-        parts: The bytes of each stored part.
+    Return a value, whose lists and dicts are changed, with its stored parts in their places.
 
     Raises:
-        InvalidPayload: A stored value is not what the parts are.
+        InvalidPayload: A stored value is not what the parts are, or is there twice.
     """
     try:
         return _put_back(value, dict(enumerate(parts)))

@@ -1,5 +1,4 @@
 """
-
 Pins each process to one device.
 
 The choice is made in the environment, before the model's libraries are
@@ -38,12 +37,7 @@ _NAME = re.compile(r"cpu|mps|cuda:(\d+|(GPU|MIG)-[\w/-]+)")
 
 
 def discover() -> list[str]:
-    """
-    Return the devices of this machine: its visible GPUs, else the CPU.
-
-    Returns:
-        Names such as ``["cuda:0", "cuda:1"]`` or ``["cpu"]``, never empty.
-    """
+    """Return the names of this machine's visible GPUs, such as ``"cuda:0"``; else ``"cpu"``."""
     visible = os.environ.get(VISIBLE)
     if visible is None:
         count = len(list(Path("/dev").glob("nvidia[0-9]*")))
@@ -54,16 +48,10 @@ def discover() -> list[str]:
 
 def pin(index: int, devices: Sequence[str] | None = None) -> str:
     """
-    Pin this process to one device, before any model library is imported.
+    Pin this process to one device, before any model library is imported, and return its name.
 
-    Args:
-        index: Which pool process this is, from 0; process ``i`` gets device
-            ``i mod n``, and its replacement gets the same one.
-        devices: Names to choose from; all visible ones unless given.
-
-    Returns:
-        The device's name in this process: a pinned GPU is ``"cuda:0"``,
-        since it is the only one the process can see.
+    Pool process ``i``, and its replacement, gets device ``i mod n``.  A pinned GPU is
+    ``"cuda:0"``, since it is the only one the process can see.
 
     Raises:
         ConfigurationError: A device's name is wrong, there is no such GPU, or
@@ -89,12 +77,7 @@ def why_doubtful(names: Sequence[str]) -> str:
     """
     Return why some devices may not exist on this machine; "" if they seem to.
 
-    Args:
-        names: As for `pin`.
-
-    Returns:
-        Words that follow the name of a setting.  It is no proof: a driver may have other
-        device files than those known here.
+    It is no proof: a driver may have other device files than those known here.
     """
     gpus = [name for name in names if name.startswith("cuda:")]
     if not gpus or sys.platform != "linux" or VISIBLE in os.environ:
@@ -110,16 +93,7 @@ def why_doubtful(names: Sequence[str]) -> str:
 
 
 def require_seen(device: str, setting: str) -> None:
-    """
-    Refuse a GPU that torch cannot use, if the model has imported a torch built for GPUs.
-
-    Args:
-        device: As `pin` returned it.
-        setting: The setting's name, and how to choose another device.
-
-    Raises:
-        ConfigurationError: This torch is built for GPUs, and finds none.
-    """
+    """Refuse a GPU that torch cannot use, if the model has imported a torch built for GPUs."""
     torch = sys.modules.get("torch")
     if not device.startswith("cuda:") or torch is None:
         return
@@ -138,15 +112,7 @@ def visible_entries(visible: str) -> list[str]:
 
 
 def visible_entry(name: str) -> str:
-    """
-    Return the value of ``CUDA_VISIBLE_DEVICES`` that makes only one GPU visible.
-
-    Args:
-        name: The GPU as this process sees it, such as ``"cuda:1"``.
-
-    Raises:
-        ConfigurationError: There is no such GPU.
-    """
+    """Return the value of ``CUDA_VISIBLE_DEVICES`` that makes one GPU of this process visible."""
     number = name.removeprefix("cuda:")
     visible = os.environ.get(VISIBLE)
     if visible is None or not number.isdigit():

@@ -1,5 +1,4 @@
 """
-
 Classifies errors of models: out of memory, broken device, interrupted from outside.
 
 Nothing here imports torch: where a model uses it, it has been imported.
@@ -62,17 +61,17 @@ def is_device_broken(error: BaseException) -> bool:
         return False
     torch = _torch()
     if torch is not None and torch.cuda.is_initialized():
-        return _still_fails(torch)
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return True
+        return False
     return not any(words in text for words in _HARMLESS)
 
 
 def free_memory(error: BaseException) -> None:
-    """
-    Free the memory of a failed call, before a smaller one is tried.
-
-    Args:
-        error: Of the failed call; the frames in its traceback refer to the call's arrays.
-    """
+    """Free the memory of a failed call, before a smaller one is tried."""
+    # The frames refer to the call's arrays.
     traceback.clear_frames(error.__traceback__)
     free_unused_memory()
 
@@ -94,11 +93,3 @@ def _text(error: Exception) -> str:
 
 def _torch() -> Any:
     return sys.modules.get("torch")
-
-
-def _still_fails(torch: Any) -> bool:
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False

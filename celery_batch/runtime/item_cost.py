@@ -23,12 +23,8 @@ class ItemCost:
     """
     Computes what items cost.
 
-    Args:
-        name: The task's name in errors.
-        signature: Of the batch function.
-        cost: A function of one item's arguments, or the name of the parameter whose length it is.
-        largest: The highest cost of one item; None for any.
-        is_interrupt: Whether an error comes from outside, and is not the function's.
+    `cost` is a function of one item's arguments, or the name of the parameter whose length it is;
+    `largest` is the highest cost of one item, None for any.
     """
 
     def __init__(
@@ -64,9 +60,7 @@ class ItemCost:
             ItemTooLarge: It is higher than that of any item may be.
             TypeError: The arguments do not fit the function's parameters.
         """
-        if kwargs or len(args) != self._binder.width:
-            args = self._binder.bind(args, kwargs)
-        return self._of(args)
+        return self._of(self._binder.bind(args, kwargs))
 
     def of_rows(self, columns: Sequence[Sequence[Any]]) -> list[float | InvalidCost | ItemTooLarge]:
         """Return the cost of each row, or the error of a row that has none."""

@@ -1,5 +1,4 @@
 """
-
 The models of this process, each loaded once, and again on reload.
 
 Rule 1: a batch uses one instance of a model from its beginning to its end.
@@ -105,12 +104,8 @@ def warm_up_with(
     """
     Warm up each instance of a model for one of its tasks, instead of by a call with its examples.
 
-    What is loaded already is warmed up now, if this is the first call for the task.
-
-    Args:
-        model: The model; None for a task with a function, which needs not be loaded.
-        task: The task's name.
-        warm_up: Called with the instance; raises what the model raises.
+    What is loaded already is warmed up now, if this is the first call for the task.  A task with a
+    function has no model, and needs not be loaded.
     """
     known = _warm_ups.setdefault(model, {})
     if task in known:
@@ -134,11 +129,7 @@ def key_option(model: type[Model]) -> Any:
 
 def keep_key_option(model: type[Model], batch_by: Any) -> bool:
     """
-    Keep the option of a task, which says what the `predict` of its model gets.
-
-    Args:
-        model: Its class says nothing.
-        batch_by: Names of parameters, or None.
+    Keep the option of a task for a model whose class says nothing of it.
 
     Returns:
         Whether the model's other tasks have the same.
@@ -279,15 +270,11 @@ def _unload(model: type[Model], instance: Model) -> None:
 
 
 def _warm_up(instance: Model) -> None:
-    warm_ups = [*_warm_ups.get(type(instance), {}).values()]
-    for warm_up in warm_ups:
-        warm_up(instance)
-    if not warm_ups:
-        _run_examples(instance)
-
-
-def _run_examples(instance: Model) -> None:
     model = type(instance)
+    if warm_ups := [*_warm_ups.get(model, {}).values()]:
+        for warm_up in warm_ups:
+            warm_up(instance)
+        return
     rows = example_rows(model, instance.examples())
     batch_by = key_option(model)
     key_of = key_function(batch_by, signature_of(model)) if batch_by is not None else None

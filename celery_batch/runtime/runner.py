@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from traceback import clear_frames
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_batch.batching.call_plan import CallPlan
 from celery_batch.batching.cost import CostLimits
 from celery_batch.batching.isolation import Bisection, SafeSize
 from celery_batch.batching.shapes import most_rows, round_up
 from celery_batch.errors import BatchError, ItemTooLarge, OutOfMemory, WrongResultCount
-from celery_batch.runtime.batch_run import BatchRun, Call, Collated, Counts, Uncollated
 from celery_batch.runtime.failures import free_memory, is_device_broken, is_out_of_memory
 from celery_batch.runtime.stages import Stages
 
@@ -32,7 +31,9 @@ __all__ = [
     "Runner",
     "Timing",
     "Uncollated",
+    "as_outcome",
     "checked",
+    "run_all",
 ]
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,11 @@ class Outcome:
             return self.value
         # One error may belong to many items, and each raise would make its traceback longer.
         raise self.error.with_traceback(self.origin)
+
+
+def as_outcome(output: Any) -> Outcome:
+    """Return one of `Runner.outputs` as an outcome, if it is none."""
+    return output if isinstance(output, Outcome) else Outcome(value=output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +109,71 @@ class FixedSizes:
         return [column + [value] * missing for column, value in zip(columns, row, strict=True)]
 
 
+@dataclass(slots=True)
+class Counts:
+    """What is counted of a run; threads share a runner, so that it keeps none itself."""
+
+    calls: int = 0  # how often the model was called
+    isolated: int = 0  # items that made their batch fail
+    out_of_memory: int = 0  # calls that ran out of memory
+    cost: float = 0.0  # what the items of all calls have cost, where that is limited
+    padded_cost: float = 0.0  # what these calls have cost with their padding
+    padding_rows: int = 0  # rows that filled calls up to their sizes
+
+
+class Call(NamedTuple):
+    """A call of the model."""
+
+    part: range  # the indexes of its items
+    size: float  # the number of its rows, with padding rows, or its cost, where that is limited
+    was_limited: bool  # whether it would have had more items if more fitted into memory
+
+
+@dataclass(slots=True)
+class Collated:
+    """The first call of a batch, whose rows were collated before the batch runs."""
+
+    items: Sequence[int]  # the indexes of its items
+    rows: int  # the number of its rows, with padding rows
+    value: Any = None  # what `collate` returned
+    error: Exception | None = None  # what it raised instead
+
+    def take(self) -> Any:
+        """Return the value, which is kept here no longer: it may be large."""
+        value, self.value = self.value, None
+        return value
+
+
+class Uncollated(NamedTuple):
+    """The output of a call, of which `uncollate` has made no outputs yet."""
+
+    items: Sequence[int]  # the indexes of its items
+    call: Call
+    rows: int  # the number of its rows, with padding rows
+    output: Any  # what `predict` returned
+
+
+@dataclass(slots=True)
+class _BatchRun:
+    """A batch on its way through a model: its calls, and what is kept between their stages."""
+
+    columns: Sequence[list[Any]]  # one list per parameter, in the order of the plan if there is one
+    order: Sequence[int]  # the indexes of its items, in this order
+    bisection: Bisection  # the parts of the batch that have not run
+    plan: CallPlan | None  # its calls, where cost is limited
+    counts: Counts  # what is counted of it
+    alone: bool  # whether all items are one request
+    collated: Collated | None = None  # its first call, if its rows are collated
+    #: Takes the outputs of calls that are uncollated later; None to do that at once.
+    uncollated: list[Uncollated] | None = None
+
+
 class Runner:
     """
     Runs batches through a loaded model; threads may share it.
 
-    Args:
-        predict: Takes the batch's columns (one list per parameter, all of one
-            length, one entry per item) and returns one output per item; of a model with several
-            stages, these.
-        name: The model's name in errors.
-        error_policy: How its errors are handled.
-        most: Most items in one call of the model; None for any number.
-        cost: What items cost, where that is limited as well.
-        fixed_sizes: The numbers of rows that calls have, where these are fixed.
+    A batch comes as columns: a list for each parameter, with an entry for each item.  At most
+    `most` items are in one call of the model; None for any number.
     """
 
     def __init__(
@@ -151,24 +209,14 @@ class Runner:
         counts: Counts | None = None,
     ) -> list[Outcome]:
         """
-        Run one batch; never raises what the model raises.
+        Run one batch, and return an outcome for each item; never raises what the model raises.
 
-        Args:
-            columns: One list per parameter of the model, one entry per item.
-            timings: The timing of each model call is appended to it.
-            counts: What is counted of this run is added to it.
-
-        Returns:
-            One outcome per item, in order.  A model that raises is called again
-            with halves of the batch, until the items that make it raise run
-            alone; the same if it runs out of memory.  If it did not return
-            one output per item, each outcome has that error.
+        A model that raises, or runs out of memory, is called again with halves of the batch, until
+        the items that make it raise run alone.  `timings` and `counts` are added to.
         """
         alone = len(columns[0]) == 1
         outputs = self.outputs(*columns, alone=alone, timings=timings, counts=counts)
-        return [
-            output if isinstance(output, Outcome) else Outcome(value=output) for output in outputs
-        ]
+        return [as_outcome(output) for output in outputs]
 
     def outputs(
         self,
@@ -180,20 +228,17 @@ class Runner:
         uncollated: list[Uncollated] | None = None,
     ) -> list[Any]:
         """
-        Run one batch as `run` does, without an outcome around each output.
+        Run one batch as `run` does, with an outcome only in the place of a missing output.
 
         Args:
-            columns: One list per parameter of the model, one entry per item.
+            columns: As for `run`.
             alone: All items are one request: an error that ends the run is its error,
                 since it would end the next run, too.
-            timings: The timing of each model call is appended to it.
-            counts: What is counted of this run is added to it.
+            timings: As for `run`.
+            counts: As for `run`.
             collated: What `collate` returned for these columns.  It is not used where the
                 first call is another one by now.
             uncollated: What `uncollate` takes is appended to it, if the model has that stage.
-
-        Returns:
-            One output per item, in order; an outcome in place of each that is missing.
         """
         outputs: list[Any] = [Outcome(again=True)] * len(columns[0])
         run = self._begin(columns, outputs, Counts() if counts is None else counts, alone=alone)
@@ -215,15 +260,7 @@ class Runner:
         return outputs
 
     def collate(self, *columns: list[Any]) -> Collated | None:
-        """
-        Collate the first call of a batch, for `outputs`; on any thread.
-
-        Args:
-            columns: As for `outputs`.
-
-        Returns:
-            The call; None if the model has no such stage, or there is no call.
-        """
+        """Collate the first call of a batch for `outputs`, on any thread; None if there is none."""
         if self._stages.collate is None or not columns[0]:
             return None
         run = self._begin(columns, [None] * len(columns[0]), Counts(), alone=False)
@@ -242,14 +279,9 @@ class Runner:
 
     def uncollate(self, uncollated: list[Uncollated], outputs: list[Any], counts: Counts) -> None:
         """
-        Make outputs of what `outputs` has left; on any thread.
+        Put the outputs of what `outputs` has left in their places; on any thread.
 
         If `uncollate` raises for several items, these are to run again, each alone.
-
-        Args:
-            uncollated: What is left, which is removed from it.
-            outputs: What `outputs` has returned, in which outputs replace outcomes.
-            counts: What is counted of the run is added to it.
         """
         while uncollated:
             items, call, rows, output = uncollated.pop(0)
@@ -274,15 +306,15 @@ class Runner:
 
     def _begin(
         self, columns: Sequence[list[Any]], outputs: list[Any], counts: Counts, *, alone: bool
-    ) -> BatchRun:
+    ) -> _BatchRun:
         """Return a batch as it will run; put errors in the outputs of items without a cost."""
         if self._cost is None:
             order: Sequence[int] = range(len(outputs))
-            return BatchRun(columns, order, Bisection(len(order)), None, counts, alone)
+            return _BatchRun(columns, order, Bisection(len(order)), None, counts, alone)
         plan = self._plan(self._cost, columns, outputs)
         order = plan.order
         columns = tuple([column[index] for index in order] for column in columns)
-        return BatchRun(columns, order, Bisection(len(order)), plan, counts, alone)
+        return _BatchRun(columns, order, Bisection(len(order)), plan, counts, alone)
 
     def _plan(self, cost: CallCost, columns: Sequence[list[Any]], outputs: list[Any]) -> CallPlan:
         """Return in which calls a batch runs; put errors in the outputs of items without a cost."""
@@ -302,7 +334,7 @@ class Runner:
             raise found
         return found
 
-    def _next_call(self, run: BatchRun) -> Call | None:
+    def _next_call(self, run: _BatchRun) -> Call | None:
         """Return the next call of the model; None when all items have run."""
         bisection, plan = run.bisection, run.plan
         start, safe = bisection.start, self.safe_size.largest
@@ -331,7 +363,7 @@ class Runner:
         """Whether calls are limited by cost, so that what fits into memory is known in cost."""
         return self._cost is not None and self._cost.limits.cost < math.inf
 
-    def _try(self, run: BatchRun, call: Call) -> Sequence[Any]:
+    def _try(self, run: _BatchRun, call: Call) -> Sequence[Any]:
         """Return an output for each item of the call; none if it runs again in halves."""
         part = call.part
         run.counts.calls += 1
@@ -348,7 +380,7 @@ class Runner:
         self.safe_size.fitted(call.size, was_limited=call.was_limited)
         return outputs
 
-    def _call(self, run: BatchRun, call: Call) -> tuple[int, Any]:
+    def _call(self, run: _BatchRun, call: Call) -> tuple[int, Any]:
         """Call `predict`; return the number of rows, and what it has returned."""
         part, stages = call.part, self._stages
         ready, run.collated = run.collated, None
@@ -366,7 +398,7 @@ class Runner:
         arguments = filled if stages.collate is None else (stages.collate(*filled),)
         return rows, stages.predict(*arguments)
 
-    def _rows(self, run: BatchRun, call: Call) -> list[list[Any]]:
+    def _rows(self, run: _BatchRun, call: Call) -> list[list[Any]]:
         """Return the columns of a call, with padding rows if it has fewer than its size."""
         rows = [column[call.part.start : call.part.stop] for column in run.columns]
         return self._fixed_sizes.fill(rows) if self._fixed_sizes.sizes else rows
@@ -379,7 +411,7 @@ class Runner:
             for output in islice(outputs, count)
         ]
 
-    def _handle_error(self, error: Exception, run: BatchRun, call: Call) -> Sequence[Outcome]:
+    def _handle_error(self, error: Exception, run: _BatchRun, call: Call) -> Sequence[Outcome]:
         """Handle an error of a part of a batch, which may end the run of the rest, too."""
         part, bisection = call.part, run.bisection
         if is_out_of_memory(error):
@@ -469,16 +501,10 @@ def run_all(
 
 def checked(name: str, outputs: Any, size: int, filling: int = 0) -> Sequence[Any]:
     """
-    Return a model's outputs as a sequence, one for each item.
-
-    Args:
-        name: The model's name in errors.
-        outputs: What it returned: a sequence, an array or a tensor.
-        size: How many items the batch had.
-        filling: How many of them only filled it up.
+    Return a model's outputs as a sequence, one for each item; `filling` of them filled it up.
 
     Raises:
-        WrongResultCount: They are anything else.
+        WrongResultCount: They are no sequence, array or tensor of this size.
     """
     if hasattr(outputs, "tolist"):  # an array or a tensor, of whatever library
         outputs = outputs.tolist()

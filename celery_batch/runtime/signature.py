@@ -130,16 +130,7 @@ class RowBinder:
         self._most = sum(each.kind is not each.KEYWORD_ONLY for each in parameters)
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """
-        Return a value for each parameter, in order.
-
-        Args:
-            args: The positional arguments; if there are as many as parameters, they are the row.
-            kwargs: The others.
-
-        Raises:
-            TypeError: They do not fit the parameters.
-        """
+        """Return a value for each parameter, in order; raise `TypeError` if they do not fit."""
         if not kwargs and len(args) == self.width:
             return args
         if self._is_usual and len(args) <= self._most:
@@ -161,15 +152,9 @@ class RowBinder:
 
 def check_function(option: str, function: Any, signature: inspect.Signature) -> None:
     """
-    Check that a function can be called with the arguments of an item.
+    Check that a function can be called with the arguments of an item, which `signature` names.
 
-    Args:
-        option: Where the function was given, in errors.
-        function: As a user wrote it; one without a signature, such as ``max``, is not checked.
-        signature: Of the batch function.
-
-    Raises:
-        ConfigurationError: It takes other parameters.
+    One without a signature of its own, such as ``max``, is not checked.
     """
     try:
         takes = inspect.signature(function)

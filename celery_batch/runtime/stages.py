@@ -23,11 +23,8 @@ class Stages:
     """
     Calls a model with a column for each parameter; each stage may run on another thread.
 
-    Args:
-        predict: Takes what `collate` returns; without that, the columns.
-        collate: Takes the columns; None if the model takes them as they are.
-        uncollate: Takes what `predict` returns, and returns an output for each row; None if
-            `predict` does that.
+    `predict` takes what `collate` returns, and without that the columns.  `uncollate` returns an
+    output for each row; without that, `predict` does.
     """
 
     __slots__ = ("collate", "predict", "uncollate")

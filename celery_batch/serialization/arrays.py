@@ -274,13 +274,10 @@ def _base64(data: Any) -> str:
 
 def _encoded(kind: str, value: Any) -> EncodedArray:
     """Return a typed value that is not decoded; raise `ValueError` for anything else."""
-    try:
-        dtype, shape, text = value
-    except (TypeError, ValueError):
-        raise ValueError(f"a {kind} has a dtype, a shape and its bytes as base64") from None
-    if not (type(text) is str and text.isascii()):
-        raise ValueError(f"a {kind} has a dtype, a shape and its bytes as base64")
-    return encoded_array(kind, dtype, shape, text)
+    match value:
+        case [dtype, shape, str(text)] if text.isascii():
+            return encoded_array(kind, dtype, shape, text)
+    raise ValueError(f"a {kind} has a dtype, a shape and its bytes as base64")
 
 
 def encoded_array(kind: str, dtype: Any, shape: Any, data: memoryview | str) -> EncodedArray:
@@ -396,10 +393,7 @@ def size_of(value: Any) -> int:
 
 def array_parts(value: Any) -> tuple[str, str, list[int], Any]:
     """
-    Return what an array or a tensor is made of.
-
-    Returns:
-        Its kind, its dtype, its shape, and the bytes of its elements, which a tensor must outlive.
+    Return an array's kind, dtype and shape, and its elements' bytes, which a tensor must outlive.
 
     Raises:
         TypeError: Its elements are objects or structures, or it is masked, sparse or quantized.
@@ -450,13 +444,8 @@ def _tensor_parts(tensor: Any) -> tuple[str, list[int], Any]:
     return dtype, [*tensor.shape], data
 
 
-def _encode_array(array: Any) -> list[Any]:
-    dtype, shape, data = _ndarray_parts(array)
-    return [dtype, shape, _base64(data)]
-
-
-def _encode_tensor(tensor: Any) -> list[Any]:
-    dtype, shape, data = _tensor_parts(tensor)
+def _typed_value(array: Any) -> list[Any]:
+    _, dtype, shape, data = array_parts(array)
     return [dtype, shape, _base64(data)]
 
 
@@ -464,16 +453,14 @@ def _encode_scalar(number: Any) -> Any:
     """Return a number of NumPy as Python's; what has none as an array without dimensions."""
     if number.dtype.kind in "biuf" and number.dtype.itemsize <= _LARGEST_NUMBER:
         return number.item()
-    return {"__type__": NDARRAY, "__value__": _encode_array(number.reshape(()))}
+    return {"__type__": NDARRAY, "__value__": _typed_value(import_module("numpy").asarray(number))}
 
 
 def split_rows(outputs: Any) -> Any:
     """
     Return the rows of an array or a tensor of numbers or times, each one of its own, uncopied.
 
-    Args:
-        outputs: A batch's; numbers with less than two dimensions, or something else, are returned
-            as they are.
+    Numbers with less than two dimensions, and anything else, are returned as they are.
     """
     array: Any = outputs
     if isinstance(outputs, _NDArray):
@@ -486,20 +473,10 @@ def split_rows(outputs: Any) -> Any:
 
 
 def describe(value: Any) -> Any:
-    """
-    Return a value with its arrays replaced by objects with short texts, for logs and events.
-
-    Returns:
-        The same object if it has none.
-    """
-    if not _has_arrays():
-        return value
+    """Return a value with arrays as objects with short texts, for logs; itself if it has none."""
+    if "numpy" not in sys.modules and "torch" not in sys.modules:
+        return value  # there can be no arrays in this process
     return _described(value, _LEVELS)
-
-
-def _has_arrays() -> bool:
-    """Return whether there can be arrays in this process: NumPy or torch is imported."""
-    return "numpy" in sys.modules or "torch" in sys.modules
 
 
 def _described(value: Any, levels: int) -> Any:
@@ -555,6 +532,6 @@ def _decoder(kind: str) -> Callable[[Any], Any]:
 
 def register_encoders() -> None:
     """Have kombu's JSON encode arrays, tensors and NumPy's numbers in this process."""
-    register_type(_NDArray, NDARRAY, _encode_array, _decoder(NDARRAY))
-    register_type(_Tensor, TENSOR, _encode_tensor, _decoder(TENSOR))
+    register_type(_NDArray, NDARRAY, _typed_value, _decoder(NDARRAY))
+    register_type(_Tensor, TENSOR, _typed_value, _decoder(TENSOR))
     register_type(_NumPyScalar, None, _encode_scalar)

@@ -119,11 +119,9 @@ class _Packer:
 
 def decode_binary(data: Any, decode: Callable[[EncodedArray], Any] = EncodedArray.decode) -> Any:
     """
-    Decode what `encode_binary` has encoded.
+    Decode what `encode_binary` has encoded; `decode` is called with each array or tensor.
 
-    Args:
-        data: Bytes; arrays are views of it, which cannot be changed.  Tensors are copies.
-        decode: Called with each array or tensor.
+    Arrays are views of the data, which cannot be changed.  Tensors are copies.
 
     Raises:
         ValueError: It is no such encoding.
@@ -162,9 +160,10 @@ def decode_binary(data: Any, decode: Callable[[EncodedArray], Any] = EncodedArra
 
 
 def _from_typed(pair: Any) -> Any:
-    if not (isinstance(pair, list) and len(pair) == len(("type", "value"))):
-        raise ValueError(f"{NAME}: a typed value is a pair of a type and a value")
-    return object_hook({"__type__": pair[0], "__value__": pair[1]})
+    match pair:
+        case [kind, value]:
+            return object_hook({"__type__": kind, "__value__": value})
+    raise ValueError(f"{NAME}: a typed value is a pair of a type and a value")
 
 
 def _array(kind: str, parts: Any, buffers: memoryview) -> EncodedArray:

@@ -58,15 +58,8 @@ def decode_json(text: str, hook: Callable[[dict[str, Any]], Any] = object_hook) 
     """
     Decode JSON as kombu does.
 
-    Kombu calls Python code for every object, to find typed values such as dates; that is
-    skipped if there can be none.
-
-    Args:
-        text: JSON.
-        hook: Decodes typed values.
-
-    Raises:
-        ValueError: It is no JSON.
+    Kombu calls Python code, `hook`, for every object, to find typed values such as dates; that is
+    skipped if there can be none.  It raises `ValueError` for what is no JSON.
     """
     if _has_types(text):
         return _decoder_with(hook)(text)
@@ -96,11 +89,8 @@ def leave_undecoded(message: Any) -> bool:
     """
     Leave the body of a message undecoded, if it is large and of Celery's current protocol.
 
-    Args:
-        message: Kombu's; its payload is `Undecoded` afterwards.
-
     Returns:
-        Whether the body is left undecoded; then only its beginning, as a list, is known.
+        Whether it is; then the message's payload is `Undecoded`.
     """
     body = message.body
     if len(body or b"") <= _LARGE or decoded_body(message) is not None:
@@ -138,11 +128,8 @@ def decode_envelopes(raws: Sequence[bytes], largest: int | None) -> list[Any]:
     """
     Decode messages together, so that they share the names of their fields.
 
-    Each has some forty names, which would be half of what it takes while it waits.
-
-    Args:
-        raws: Messages as they are in Redis.
-        largest: Most bytes of a message that may be decoded; None for any.
+    Each has some forty names, which would be half of what it takes while it waits.  Messages of
+    more bytes than `largest` are not decoded.
 
     Returns:
         For each its envelope, or None if it is to be decoded by itself.

@@ -55,11 +55,9 @@ def as_lists(value: Any) -> Any:
 
 def list_rows(outputs: Any) -> Any:
     """
-    Return a list of outputs with its arrays and tensors as lists of numbers.
+    Return a batch's outputs with arrays and tensors as lists of numbers; no list is left as it is.
 
-    Args:
-        outputs: A batch's; what is no list or tuple is returned as it is. An array that JSON has
-            not, such as one of complex numbers, stays one.
+    An array that JSON has not, such as one of complex numbers, stays one.
     """
     if not isinstance(outputs, list | tuple):
         return outputs

@@ -33,14 +33,10 @@ _KINDS = frozenset("biufcmM")
 
 def npy_header(dtype: str, shape: Sequence[int]) -> bytes:
     """
-    Return the header of an array in C order.
+    Return the header of an array in C order, of a dtype by NumPy's name, such as ``"<f4"``.
 
     Its length does not depend on the first number of the shape, the rows: it can be written
     again in its place once there are more.
-
-    Args:
-        dtype: NumPy's name of the type of the elements, such as ``"<f4"``.
-        shape: The array's length in each dimension.
     """
     words = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {tuple(shape)!r}, }}"
     rows = len(str(shape[0])) if shape else 0

@@ -34,14 +34,10 @@ class NotPlain(ValueError):
 
 def encode_plain(value: Any, *, sort: bool = False) -> bytes:
     """
-    Encode a value.
-
-    Args:
-        value: Of plain types.
-        sort: Sort dicts, so that those with equal items are encoded to equal bytes.
+    Encode a value; with `sort`, dicts with equal items to equal bytes.
 
     Raises:
-        NotPlain: It has a part of another type, or is nested too deeply.
+        NotPlain: It has a part that is not plain, or is nested too deeply.
     """
     parts: list[bytes] = []
     try:
@@ -52,16 +48,7 @@ def encode_plain(value: Any, *, sort: bool = False) -> bytes:
 
 
 def decode_plain(data: bytes, start: int = 0) -> Any:
-    """
-    Decode a value.
-
-    Args:
-        data: From `encode_plain`, or from anyone.
-        start: Where it begins.
-
-    Raises:
-        NotPlain: The data is something else.
-    """
+    """Decode a value of `encode_plain`; raise `NotPlain` for anything else, from anyone."""
     try:
         value, end = _read(data, start)
     except (IndexError, KeyError, TypeError, ValueError, RecursionError, error) as why:

@@ -20,8 +20,7 @@ class RowDigest:
     """
     Computes digests of rows, which are equal if and only if the rows are.
 
-    Args:
-        parts: What belongs to each row: the task's name, and the version of its model.
+    To each row belong the `parts`: the task's name, and the version of its model.
     """
 
     def __init__(self, *parts: Any) -> None:

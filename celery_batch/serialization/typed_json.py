@@ -1,6 +1,8 @@
 """
 JSON as kombu's, with arrays and tensors, and with every dict of the user as it was.
 
+A message has a `StoredValue` in the place of a value that is stored beside it.
+
 Kombu writes a value of a type of its own as ``{"__type__": ..., "__value__": ...}``, and reads
 any such dict as one, though it may be the user's.  Such dicts are written here as a typed value
 of their own.
@@ -9,15 +11,17 @@ of their own.
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Self
 
 from kombu.utils.json import JSONEncoder, register_type
 
 from celery_batch.serialization import arrays
-from celery_batch.serialization.arrays import NDARRAY, TENSOR, encoded_array
-from celery_batch.serialization.stored_value import STORED, StoredValue
+from celery_batch.serialization.arrays import NDARRAY, TENSOR, encoded_array, itemsize_of
 
 __all__ = [
+    "StoredValue",
     "array_as_typed",
     "array_hook",
     "encode_json",
@@ -35,6 +39,59 @@ _DICT = "dict"
 _MARK = '"__type__": '
 
 _encode = JSONEncoder().encode
+
+
+#: The type of stored values in kombu's JSON.
+STORED = "batch-payload"
+
+
+class StoredValue:
+    """
+    Stands in a message for a value that is stored beside it; `index` says for which, from 0.
+
+    The kind is "ndarray", "tensor", "bytes" or "json"; arrays have a dtype and a shape.
+    """
+
+    __slots__ = ("dtype", "index", "kind", "shape")
+
+    #: As arrays, since equal ones cannot be told here.
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, index: int, kind: str, dtype: str = "", shape: Sequence[int] = ()) -> None:
+        self.index, self.kind, self.dtype, self.shape = index, kind, dtype, tuple(shape)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements of an array; raise `ValueError` for another kind of value."""
+        return prod(self.shape) * itemsize_of(self.kind, self.dtype)
+
+    def __len__(self) -> int:
+        """Return the length of its first dimension."""
+        if not self.shape:
+            raise TypeError(f"{self!r} has no length")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        """Return kind, type and shape."""
+        return f"{self.kind}({self.dtype}, {list(self.shape)})" if self.dtype else f"<{self.kind}>"
+
+    def to_json(self) -> list[Any]:
+        """Return it as kombu's JSON has it."""
+        return [self.index, self.kind, self.dtype, [*self.shape]]
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Return the value that `to_json` has written; raise `ValueError` for anything else."""
+        match value:
+            case [index, str(kind), str(dtype), [*shape]]:
+                if all(type(number) is int and number >= 0 for number in (index, *shape)):
+                    return cls(index, kind, dtype, shape)
+        raise ValueError("a stored value has an index, a kind, a dtype and a shape")
 
 
 class _Escaped:

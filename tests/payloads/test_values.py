@@ -15,7 +15,7 @@ from kombu.utils.json import dumps, loads
 
 from celery_batch.errors import InvalidPayload
 from celery_batch.payloads.values import PayloadReference, Payloads, put_back, take_out
-from celery_batch.serialization.stored_value import StoredValue
+from celery_batch.serialization.typed_json import StoredValue
 
 DTYPES = [
     "?",

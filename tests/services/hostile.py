@@ -19,7 +19,7 @@ from amqp.exceptions import FrameSyntaxError as FrameError
 from celery_batch.payloads.store import PREFIX
 from celery_batch.payloads.values import Payloads
 from celery_batch.protocol import PAYLOADS, REPLY_CHANNEL, REPLY_HEADER
-from celery_batch.serialization.stored_value import STORED
+from celery_batch.serialization.typed_json import STORED
 
 __all__ = ["HOSTILE", "RAW", "encoded", "post", "stored", "valid", "with_stored"]
 

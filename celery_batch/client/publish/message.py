@@ -36,8 +36,7 @@ from celery_batch.config import SettingsSnapshot, max_queue_of
 from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.protocol import READS_PAYLOADS, REPLY_HEADER, SENT
 from celery_batch.serialization.arrays import describe
-from celery_batch.serialization.stored_value import StoredValue
-from celery_batch.serialization.typed_json import encode_json
+from celery_batch.serialization.typed_json import StoredValue, encode_json
 
 __all__ = [
     "FIELDS",
