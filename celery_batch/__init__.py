@@ -1,14 +1,16 @@
 """
 Batched model serving on Celery.
 
-Import from here. Each module is imported when one of its names is first used, and none
-imports torch.
+Import from here. Each module but `errors` is imported when one of its names is first used, and
+none imports torch.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from celery_batch import errors
 
 if TYPE_CHECKING:
     from celery_batch.batching.policy import BatchPolicy as BatchPolicy
@@ -18,29 +20,7 @@ if TYPE_CHECKING:
     from celery_batch.client.results.listener import close_listener as close_listener
     from celery_batch.client.results.result import BatchResult as BatchResult
     from celery_batch.client.revoke import revoke_soon as revoke_soon
-    from celery_batch.errors import BackfillComplete as BackfillComplete
-    from celery_batch.errors import BackfillError as BackfillError
-    from celery_batch.errors import BackfillStopped as BackfillStopped
-    from celery_batch.errors import BatchError as BatchError
-    from celery_batch.errors import ChunkFailed as ChunkFailed
-    from celery_batch.errors import ConfigurationError as ConfigurationError
-    from celery_batch.errors import DeadlineExceeded as DeadlineExceeded
-    from celery_batch.errors import InvalidChunk as InvalidChunk
-    from celery_batch.errors import InvalidCost as InvalidCost
-    from celery_batch.errors import InvalidKey as InvalidKey
-    from celery_batch.errors import InvalidPayload as InvalidPayload
-    from celery_batch.errors import InvalidRow as InvalidRow
-    from celery_batch.errors import ItemTooLarge as ItemTooLarge
-    from celery_batch.errors import LoadFailed as LoadFailed
-    from celery_batch.errors import MessageRefused as MessageRefused
-    from celery_batch.errors import MessageTooLarge as MessageTooLarge
-    from celery_batch.errors import ModelError as ModelError
-    from celery_batch.errors import OutOfMemory as OutOfMemory
-    from celery_batch.errors import PoisonItem as PoisonItem
-    from celery_batch.errors import QueueFull as QueueFull
-    from celery_batch.errors import StreamerClosed as StreamerClosed
-    from celery_batch.errors import WorkerLost as WorkerLost
-    from celery_batch.errors import WrongResultCount as WrongResultCount
+    from celery_batch.errors import *  # noqa: F403 (the names in its `__all__`)
     from celery_batch.protocol import BatchInfo as BatchInfo
     from celery_batch.protocol import BatchPlan as BatchPlan
     from celery_batch.runtime.model import Model as Model
@@ -83,13 +63,7 @@ _NAMES = {
     "celery_batch.client.results.listener": ("close_listener",),
     "celery_batch.client.results.result": ("BatchResult",),
     "celery_batch.client.revoke": ("revoke_soon",),
-    "celery_batch.errors": (
-        *("BackfillComplete", "BackfillError", "BackfillStopped", "BatchError", "ChunkFailed"),
-        *("ConfigurationError", "DeadlineExceeded", "InvalidChunk", "InvalidCost", "InvalidKey"),
-        *("InvalidPayload", "InvalidRow", "ItemTooLarge", "LoadFailed", "MessageRefused"),
-        *("MessageTooLarge", "ModelError", "OutOfMemory", "PoisonItem", "QueueFull"),
-        *("StreamerClosed", "WorkerLost", "WrongResultCount"),
-    ),
+    "celery_batch.errors": tuple(errors.__all__),
     "celery_batch.protocol": ("BatchInfo", "BatchPlan"),
     "celery_batch.runtime.model": ("Model",),
     "celery_batch.streamer": (

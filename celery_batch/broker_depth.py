@@ -105,12 +105,7 @@ def can_read_depth(app: Any) -> bool:
 
 
 def open_depth_reader(app: Any) -> DepthReader:
-    """
-    Connect to an app's broker.
-
-    Raises:
-        Exception: Of the broker's library, if the broker cannot be reached.
-    """
+    """Connect to an app's broker; raises what its library raises if it cannot be reached."""
     return _READERS[driver_of(app)](app)
 
 

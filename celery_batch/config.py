@@ -123,12 +123,7 @@ class Settings:
 
     @classmethod
     def of(cls, app: Any) -> Settings:
-        """
-        Read and check the settings of an app.
-
-        Raises:
-            ConfigurationError: A ``batch_*`` setting is misspelt or wrong.
-        """
+        """Read and check the settings of an app; also refuse misspelt ones."""
         for key in app.conf:
             name = _without_namespace(key, app.conf.prefix)
             if name.startswith("batch_") and name not in SETTINGS:
@@ -190,12 +185,7 @@ class PayloadSettings:
 
     @classmethod
     def of(cls, app: Any) -> PayloadSettings:
-        """
-        Read and check the settings of an app.
-
-        Raises:
-            ConfigurationError: One is wrong.
-        """
+        """Read and check the settings of an app."""
         store = _setting(app, "batch_payload_store")
         expected = "a URL, None for the Redis of the results, or False"
         is_url = isinstance(store, str) and store
@@ -210,12 +200,7 @@ class PayloadSettings:
 
 
 def disabled_fast_paths(app: Any) -> frozenset[str]:
-    """
-    Return the fast paths that the app's settings turn off.
-
-    Raises:
-        ConfigurationError: One of them is no fast path.
-    """
+    """Return the fast paths that the app's settings turn off."""
     setting = "batch_disable_fast_paths"
     names = _setting(app, setting)
     if isinstance(names, str):
@@ -268,10 +253,6 @@ def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolic
     Return the policy that a task's options and the app's settings make.
 
     An operator has set the values of `changes` instead.
-
-    Raises:
-        ConfigurationError: A value is wrong; the message names the task and,
-            where the value came from there, the setting.
     """
     values = {option: _option(task, option) for option in OPTIONS}
     own = (*COST_OPTIONS, "padded", SHARE_OPTION, *TARGET_OPTIONS, *REUSE_OPTIONS)

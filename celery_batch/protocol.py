@@ -169,13 +169,7 @@ def pack_waits(waits: Sequence[float]) -> bytes:
 
 
 def read_facts(facts: bytes, number: int) -> BatchInfo | None:
-    """
-    Return the facts of one reply of a payload; None if they cannot be read.
-
-    Args:
-        facts: The value of `FACTS_ID`, which is not trusted.
-        number: The reply's place among those of the payload, from 0.
-    """
+    """Return the facts, not trusted, of the reply at a place of a payload; None if unreadable."""
     shared, _, waits = facts.partition(b"\n")
     try:
         (wait,) = struct.unpack_from("<f", waits, 4 * number)
@@ -205,10 +199,8 @@ def write_replies(
     """
     Return the payloads, mostly one, to publish on one client's channel.
 
-    Args:
-        replies: Task ids and the values stored for them.
-        shared: The facts of their batch, from `batch_facts`; empty for none.
-        waits: If there are facts, the wait of each, in seconds.
+    A reply is a task's id and its stored value.  With the facts of their batch, from
+    `batch_facts`, each has a wait in seconds.
     """
     payloads: list[bytes] = []
     parts: list[bytes] = []
@@ -241,15 +233,7 @@ def _facts_pair(shared: bytes, waits: Sequence[float]) -> bytes:
 
 
 def read_replies(payload: bytes) -> list[tuple[str, bytes]]:
-    """
-    Return the ids and values in a payload.
-
-    Args:
-        payload: As published; it is not trusted.
-
-    Raises:
-        ValueError: This is no sequence of pairs of netstrings.
-    """
+    """Return the ids and values in a payload, which is not trusted; raise `ValueError`."""
     strings: list[bytes] = []
     at, end = 0, len(payload)
     while at < end:

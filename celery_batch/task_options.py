@@ -66,12 +66,7 @@ NO_PYDANTIC = (
 
 
 def refuse_unknown_options(cls: Any, known: set[str]) -> None:
-    """
-    Refuse misspelt options of the task decorator.
-
-    Raises:
-        ConfigurationError: With the nearest known name.
-    """
+    """Refuse misspelt options of the task decorator, and name the nearest known one."""
     known = known | _UNDECLARED
     # Only the decorator's options: a class written by hand may have any attributes.
     if not cls.__dict__.get("_decorated"):
@@ -91,9 +86,6 @@ def check_model_options(model: type[Model]) -> None:
 
     A model may have any attributes of its own: only those are refused that are called as an
     option of ours, or almost so.
-
-    Raises:
-        ConfigurationError: With the way out.
     """
     own = [vars(cls) for cls in model.__mro__ if cls not in Model.__mro__]
     names = {name: value for attributes in reversed(own) for name, value in attributes.items()}
@@ -119,12 +111,7 @@ def check_model_options(model: type[Model]) -> None:
 
 
 def listable_signature(cls: Any) -> inspect.Signature:
-    """
-    Return the signature of a batch function, whose parameters are all lists.
-
-    Raises:
-        ConfigurationError: The function cannot be called with lists.
-    """
+    """Return the signature of a batch function; refuse one that cannot be called with lists."""
     if cls.name and cls.name.startswith("celery."):
         raise ConfigurationError(
             f"{cls.name}: Celery's own tasks cannot be batch tasks, so BatchTask cannot be the"
@@ -152,12 +139,7 @@ def listable_signature(cls: Any) -> inspect.Signature:
 
 
 def keep_app_class(cls: Any, app: Any) -> None:
-    """
-    Insert the app's own task class before the base class of a new task.
-
-    Raises:
-        ConfigurationError: The two classes cannot be combined.
-    """
+    """Insert the app's own task class before the base class of a new task."""
     own, base = _app_class(app), cls.__bases__[0]
     if issubclass(base, own):
         return

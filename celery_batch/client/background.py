@@ -47,10 +47,8 @@ class OnDemandThread:
     """
     A daemon thread that starts when there is work, and ends when there was none for a while.
 
-    Args:
-        name: Of the thread.
-        work: Does what is due; returns the seconds until more is, or None if there is no more.
-        close: Called in the thread before it ends, while no other one can start.
+    `work` does what is due; it returns the seconds until more is, or None if there is no more.
+    `close` is called in the thread before it ends, while no other one can start.
     """
 
     def __init__(

@@ -74,7 +74,7 @@ class Admission:
     def __init__(self, depth: Depth | None = None, items: int = 0, messages: int = 0) -> None:
         self._depth = depth
         #: A list, since only one thread can pop its item.
-        self._counted = [] if depth is None else [(depth, items, messages)]
+        self._counted = [] if depth is None else [(items, messages)]
 
     def __enter__(self) -> Self:
         return self
@@ -87,11 +87,9 @@ class Admission:
 
     def close(self) -> None:
         """Note that the items are on their way no more; a second call does nothing."""
-        if not self._counted:
-            return
-        with suppress(IndexError):  # another thread was first
-            depth, items, messages = self._counted.pop()
-            depth.settle(items, messages)
+        if self._depth is not None:
+            with suppress(IndexError):  # it was closed before
+                self._depth.settle(*self._counted.pop())
 
 
 #: Of calls that are not counted.
@@ -224,12 +222,7 @@ class QueueLimiter:
     def admit_items(
         self, task: Any, options: Mapping[str, Any], items: int, messages: int
     ) -> Iterator[None]:
-        """
-        Count the items of calls that are made meanwhile, or refuse all of them at once.
-
-        Raises:
-            QueueFull: There is no room for all of them.
-        """
+        """Count the items of calls that are made meanwhile, or refuse all of them at once."""
         if self.limit(task) is None:
             yield
             return

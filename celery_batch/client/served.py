@@ -102,15 +102,11 @@ class ServedPoller(BrokerPoller):
             entry.answered = time.monotonic()
 
     def _is_served(self, queue: str, task: str) -> bool:
-        if not self._can_read:
-            return _is_consumed(self._app, queue)
-        return self._read(lambda reader: reader.is_served(queue, task))
-
-
-def _is_consumed(app: Any, queue: str) -> bool:
-    """Ask all workers whether they consume a queue."""
-    active = app.control.inspect(timeout=_INSPECT_TIMEOUT).active_queues() or {}
-    return any(each["name"] == queue for queues in active.values() for each in queues)
+        """Ask the broker or, where it cannot say, all workers which queues they consume."""
+        if self._can_read:
+            return self._read(lambda reader: reader.is_served(queue, task))
+        active = self._app.control.inspect(timeout=_INSPECT_TIMEOUT).active_queues() or {}
+        return any(each["name"] == queue for queues in active.values() for each in queues)
 
 
 def is_served(task: Any, queue: Any, timeout: float) -> bool:

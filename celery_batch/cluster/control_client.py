@@ -39,11 +39,8 @@ class ControlClient:
     """
     Sends remote control commands on a connection of its own.
 
-    Each command raises whatever the transport raises when the broker is unreachable.
-
-    Args:
-        app: The Celery app.
-        mailbox: Kombu's, whose nodes get the commands; the workers' unless given.
+    Each command raises whatever the transport raises when the broker is unreachable.  The nodes of
+    kombu's `mailbox` get the commands; the workers unless given.
     """
 
     def __init__(self, app: Any, mailbox: Any = None) -> None:

@@ -42,13 +42,7 @@ for ordinal in range(count.value):
 
 
 class Gpus:
-    """
-    The GPUs that a worker may use.
-
-    Args:
-        nvml: The module `pynvml`, after its ``nvmlInit``, or a double.
-        handles: NVML's handles of the GPUs, by CUDA's names for them.
-    """
+    """The GPUs that a worker may use, as NVML's handles by CUDA's names for them."""
 
     def __init__(self, nvml: Any, handles: Mapping[str, Any]) -> None:
         self._nvml = nvml
@@ -81,11 +75,9 @@ class Gpus:
 
 def find_gpus(devices: Sequence[str] | None = None) -> Gpus | None:
     """
-    Return the GPUs that this worker may use; None if none can be measured.
+    Return the GPUs that this worker may use, all visible ones unless named; None if there is none.
 
-    Args:
-        devices: Names as for `celery_batch.runtime.devices.pin`; None for all in
-            ``CUDA_VISIBLE_DEVICES``.
+    None can be measured without NVIDIA's library.
     """
     try:
         nvml = importlib.import_module("pynvml")
@@ -114,12 +106,7 @@ def _chosen(devices: Sequence[str]) -> list[str]:
 
 
 class _Machine:
-    """
-    The GPUs of this machine, and CUDA's names for them.
-
-    Args:
-        nvml: The module `pynvml`, after its ``nvmlInit``, or a double.
-    """
+    """The GPUs of this machine, and CUDA's names for them."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml

@@ -12,13 +12,7 @@ _BEYOND = "inf"
 
 
 class Histogram:
-    """
-    Counts numbers by size.
-
-    Args:
-        bounds: Each bucket's largest number, in ascending order; one more bucket counts
-            larger numbers.
-    """
+    """Counts numbers by size: in a bucket up to each of the ascending bounds, and one beyond."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)

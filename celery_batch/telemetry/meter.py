@@ -97,10 +97,7 @@ class DeviceIdle:
     Adds up the time in which a worker's pool processes ran no model.
 
     That is the time between model calls, whatever a process does meanwhile, and the time
-    until a process that replaces another has its first batch.
-
-    Args:
-        since: When all processes were ready, on the monotonic clock.
+    until a process that replaces another has its first batch; `since` is when all were ready.
     """
 
     def __init__(self, since: float) -> None:
@@ -138,9 +135,6 @@ class Meter:
     Counts batches and requests, task by task.
 
     It has no clock and no lock: its user locks it where several threads share it.
-
-    Args:
-        since: When counting begins, on the monotonic clock.
     """
 
     def __init__(self, since: float) -> None:

@@ -35,11 +35,7 @@ class BatchSpan:
                 self._items.append(span)
 
     def describe(self, reason: str, worker: str, arrived: Iterable[float | None]) -> None:
-        """
-        Set the span's attributes.
-
-        The times are on the monotonic clock, as far as known, and used only while tracing.
-        """
+        """Set the span's attributes; the times are on the monotonic clock, as far as known."""
         self._reason, self._worker, self._arrived = reason, worker, arrived
 
     def around_model(self, size: int) -> AbstractContextManager[None]:

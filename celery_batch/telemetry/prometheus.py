@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any
 
 from prometheus_client.core import (
@@ -26,44 +27,26 @@ from celery_batch.telemetry.report import End, RequestEnd
 
 __all__ = ["families"]
 
-_HISTOGRAMS: dict[str, tuple[str, Callable[[Tally], Histogram]]] = {
-    "batch_size": ("Rows in a batch.", lambda tally: tally.sizes),
-    "batch_fill_ratio": (
-        "Share of its room that a batch used, in rows or in cost.",
-        lambda tally: tally.fill,
-    ),
-    "wait_seconds": (
-        "Time from a request's arrival in the worker to the model call.",
-        lambda tally: tally.wait,
-    ),
-    "model_seconds": ("Time that a batch was in the model.", lambda tally: tally.model),
-}
-
-_COUNTERS: dict[str, tuple[str, Callable[[Tally], int]]] = {
-    "rows": ("Rows in batches that have ended.", lambda tally: tally.rows),
-    "model_calls": ("Model calls.", lambda tally: tally.calls),
-    "isolated_items": (
-        "Items that made their batch fail.",
-        lambda tally: tally.isolated,
-    ),
-    "out_of_memory": (
-        "Model calls that ran out of memory.",
-        lambda tally: tally.out_of_memory,
-    ),
-    "cache_hits": (
-        "Rows with a cached answer; of tasks with cache_ttl.",
-        lambda tally: tally.reuse.hits,
-    ),
-    "cache_misses": (
-        "Rows that ran; of tasks with cache_ttl.",
-        lambda tally: tally.reuse.misses,
-    ),
-    "duplicate_rows": (
+#: Histograms and counters of a `Tally`: its attribute, the metric's name, the help text.
+_HISTOGRAMS = (
+    ("sizes", "batch_size", "Rows in a batch."),
+    ("fill", "batch_fill_ratio", "Share of its room that a batch used, in rows or in cost."),
+    ("wait", "wait_seconds", "Time from a request's arrival in the worker to the model call."),
+    ("model", "model_seconds", "Time that a batch was in the model."),
+)
+_COUNTERS = (
+    ("rows", "rows", "Rows in batches that have ended."),
+    ("calls", "model_calls", "Model calls."),
+    ("isolated", "isolated_items", "Items that made their batch fail."),
+    ("out_of_memory", "out_of_memory", "Model calls that ran out of memory."),
+    ("reuse.hits", "cache_hits", "Rows with a cached answer; of tasks with cache_ttl."),
+    ("reuse.misses", "cache_misses", "Rows that ran; of tasks with cache_ttl."),
+    (
+        *("reuse.duplicates", "duplicate_rows"),
         "Rows that got the output of an equal one; of tasks with dedupe.",
-        lambda tally: tally.reuse.duplicates,
     ),
-    "poison_items": ("Requests that ended processes.", lambda tally: tally.poison),
-}
+    ("poison", "poison_items", "Requests that ended processes."),
+)
 
 #: Counters with a second label: its name, the help text and the counts.  Failures are there
 #: from the start, as 0, so that the first one shows as an increase.
@@ -143,10 +126,12 @@ def families(
 ) -> Iterator[Metric]:
     """Yield a worker's metrics; the counts, by task, do not change meanwhile."""
     tallies = {name: counted.get(name) or Tally() for name in tasks}
-    for name, (text, of) in _HISTOGRAMS.items():
-        yield _histogram(name, text, {task: of(tally) for task, tally in tallies.items()})
-    for name, (text, number) in _COUNTERS.items():
-        yield _counter(name, text, {(task,): number(tally) for task, tally in tallies.items()})
+    for attribute, name, text in _HISTOGRAMS:
+        histograms = dict(zip(tallies, map(attrgetter(attribute), tallies.values()), strict=True))
+        yield _histogram(name, text, histograms)
+    for attribute, name, text in _COUNTERS:
+        found = attrgetter(attribute)
+        yield _counter(name, text, {(task,): found(tally) for task, tally in tallies.items()})
     for name, (label, text, counts) in _BY_LABEL.items():
         numbers = {
             (task, str(value)): count

@@ -51,12 +51,7 @@ class SeriesSender:
         self._series: CallSeries | None = None
 
     def send(self, task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
-        """
-        Make a call that was admitted, and return its result; None if it takes another path.
-
-        Raises:
-            TypeError: The arguments do not fit the task.
-        """
+        """Make a call that was admitted, and return its result; None if it takes another path."""
         own = {name: options[name] for name in _OWN if options.get(name) is not None}
         if len(own) != len(options) or may_be_large(args, kwargs):
             return None
@@ -116,6 +111,11 @@ class _LoopSender:
         #: Its thread ends with the loop.
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="celery-batch-send")
 
+    @staticmethod
+    def of(loop: asyncio.AbstractEventLoop) -> _LoopSender:
+        """Return a loop's sender."""
+        return _senders.get(loop) or _senders.setdefault(loop, _LoopSender())
+
     def add(self, loop: asyncio.AbstractEventLoop, call: LoopCall) -> None:
         """Have a call leave once all coroutines that are ready have had their turn."""
         self._calls.append(call)
@@ -162,13 +162,6 @@ class _LoopSender:
 _senders: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopSender] = WeakKeyDictionary()
 
 
-def _sender_of(loop: asyncio.AbstractEventLoop) -> _LoopSender:
-    found = _senders.get(loop)
-    if found is None:
-        found = _senders[loop] = _LoopSender()
-    return found
-
-
 def send_soon(
     call: tuple[Any, Any, Any, dict[str, Any]],
     future: asyncio.Future[Any],
@@ -179,9 +172,6 @@ def send_soon(
     Have a call leave once all coroutines that are ready have had their turn; see `LoopCall`.
 
     The returned context is the one to wait in.
-
-    Raises:
-        QueueFull: There is no room for it.
     """
     task, args, kwargs, options = call
     limiter = Publisher.of(task.app).limiter()
@@ -189,7 +179,7 @@ def send_soon(
     admission = limiter.admit(task, options, call=(args, kwargs))
     loop = future.get_loop()
     loop_call = LoopCall(*call, context, admission, future, on_sent, on_abandoned)
-    _sender_of(loop).add(loop, loop_call)
+    _LoopSender.of(loop).add(loop, loop_call)
     return admission
 
 
@@ -267,7 +257,7 @@ async def aapply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -
     # Whether this is a task of a worker is known to this thread alone.
     context = _context(task, is_admitted=Publisher.of(task.app).limiter().is_exempt())
     try:
-        sending = loop.run_in_executor(_sender_of(loop).executor, context.run, send)
+        sending = loop.run_in_executor(_LoopSender.of(loop).executor, context.run, send)
     except RuntimeError:  # the interpreter is ending, or there are too many threads
         results = send()
     else:

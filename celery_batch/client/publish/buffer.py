@@ -52,13 +52,7 @@ _LONGEST_WAIT = 1.0
 
 
 class PreparedMessage:
-    """
-    A message on its way to a list in Redis.
-
-    Args:
-        key: The list, with its prefix.
-        text: The message, or most of it.
-    """
+    """A message on its way to a list in Redis, which `key` names with its prefix."""
 
     __slots__ = ("deadline", "error", "is_one_of_many", "key", "sent", "text")
 
@@ -77,8 +71,7 @@ class SendBuffer:
     """
     Takes messages from any thread, and returns when they are in the broker.
 
-    Args:
-        write: Writes messages and marks those that are `sent`; raises for the others.
+    `write` writes messages and marks those that are `sent`; it raises for the others.
     """
 
     def __init__(self, write: Callable[..., None]) -> None:

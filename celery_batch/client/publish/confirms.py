@@ -133,12 +133,7 @@ class ConfirmedBulk:
 
 
 def _open_confirming(connection: Any) -> Any:
-    """
-    Open a channel whose messages are confirmed.
-
-    Raises:
-        TimeoutError: The broker does not answer.
-    """
+    """Open a channel whose messages are confirmed; raise `TimeoutError` if there is no answer."""
     amqp = connection.connect()  # if it is not
     try:
         with amqp.transport.having_timeout(_TIMEOUT):

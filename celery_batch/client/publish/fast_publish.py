@@ -172,10 +172,6 @@ class CallSeries(NamedTuple):
 
         Without a `bulk` the message is written at once.  `own` has the options that this series has
         left to its calls, all of them, and the call's ``task_id`` if it has one.
-
-        Raises:
-            TypeError: The arguments do not fit the task.
-            OperationalError: The broker could not be reached, or refused the message.
         """
         task, settings, options, template = self.task, self.settings, self.options, self.template
         expiry = expiry_of(task.app, settings, own.get("expires", self.expires))

@@ -236,17 +236,12 @@ def _after(app: Any, settings: PublishSettings, seconds: float) -> str:
 
 
 def serialized_body(body: tuple[Any, ...], serializer: str) -> Any:
-    """
-    Return a body serialized as kombu does it, with one encoder for all where it is JSON.
-
-    Raises:
-        EncodeError: Kombu's; it cannot be.
-    """
+    """Return a body serialized as kombu does it, with one encoder for all where it is JSON."""
     if encodes_json(serializer):
         try:
             return encode_json(body)
-        except Exception:  # noqa: BLE001 (kombu meets it as well, and raises its own error)
-            return serialized(body, serializer=serializer)[2]
+        except Exception:  # noqa: BLE001, S110 (kombu meets it as well, and raises its own error)
+            pass
     return serialized(body, serializer=serializer)[2]
 
 
@@ -308,9 +303,7 @@ class RedisProducer(_SameChannel):
     """
     A producer that keeps the message for Redis that it would push to a list.
 
-    Args:
-        producer: On whose channel.
-        before_others: Called before it sends what is not simply put into one list.
+    Before it sends what is not simply put into one list, it calls `before_others`.
     """
 
     def __init__(self, producer: Any, before_others: Callable[[], object] = noop) -> None:

@@ -88,13 +88,7 @@ class Publisher(PerProcess):
     def with_stored_values(
         self, task: Any, args: Any, kwargs: Any, options: dict[str, Any]
     ) -> tuple[Any, Any, dict[str, Any]]:
-        """
-        Return what to send of a call: large arguments are stored beside its message.
-
-        Raises:
-            MessageTooLarge: They are larger than ``batch_max_payload_size``.
-            OperationalError: The store cannot be reached, or has no room.
-        """
+        """Return what to send of a call: large arguments are stored beside its message."""
         if "headers" not in options and not may_be_large(args, kwargs):
             return args, kwargs, options
         bulk = current_bulk(task, options)
@@ -103,13 +97,7 @@ class Publisher(PerProcess):
         return with_stored_values(task, args, kwargs, options, uploads, at_once=is_single)
 
     def send(self, task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
-        """
-        Send one call on the fast path; None if it has to take Celery's.
-
-        Raises:
-            TypeError: The arguments do not fit the task.
-            OperationalError: The broker could not be reached, or refused the message.
-        """
+        """Send one call on the fast path; return its result, or None if it has to take Celery's."""
         bulk = current_bulk(task, options)
         if "producer" in options and (bulk is None or bulk.app is None):
             return None  # not Celery's own, for all we know

@@ -51,13 +51,7 @@ class PartlySent(BatchError, OperationalError):
 
 
 def apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[Any]:
-    """
-    Send one call for each row.
-
-    Raises:
-        PartlySent: Not all of them could be sent.
-        QueueFull: There is no room for all of them.
-    """
+    """Send one call for each row; see `ClientMethods.apply_many`."""
     if "task_id" in options:
         raise ConfigurationError(f"{task.name}: many calls cannot have one task_id")
     publisher = Publisher.of(task.app)
@@ -112,12 +106,7 @@ class _ManySender:
 
 
 def apply_chunks(task: Any, chunks: Iterable[Any], options: dict[str, Any]) -> list[Any]:
-    """
-    Send some chunks; where ``max_queue`` is set, each is admitted by itself.
-
-    Raises:
-        PartlySent: Not all of them could be sent.
-    """
+    """Send some chunks as `apply_many`; where ``max_queue`` is set, each is admitted by itself."""
     results: list[Any] = []
     with _bulk(results) as bulk:
         for columns in chunks:
@@ -213,9 +202,6 @@ def _admit_members(app: Any, tasks: Iterable[Any]) -> tuple[Iterable[Any], ExitS
 
     Returns:
         The same tasks, and the context in which they are sent if any were counted.
-
-    Raises:
-        QueueFull: There is no room for all of them.
     """
     limiter = Publisher.of(app).limiter()
     limits = {

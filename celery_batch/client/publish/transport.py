@@ -184,12 +184,7 @@ def _await_answer(connection: Any, deadline: float, size: int) -> None:
 
 
 def _can_read(connection: Any, seconds: float) -> bool:
-    """
-    Wait for bytes of an answer; return whether there are any.
-
-    Raises:
-        RedisConnectionError: The connection is lost, or another thread has closed it.
-    """
+    """Wait for bytes of an answer; return whether there are any."""
     try:
         return bool(connection.can_read(seconds))
     except ValueError as error:  # from redis-py's buffer, which was closed meanwhile
@@ -200,7 +195,10 @@ def _push_amqp(producer: Any, messages: list[AmqpMessage]) -> None:
     """Write frames, and wait until the broker has read them where there are many."""
     left = [message for message in messages if not message.sent]
     timeout = max(min(_TIMEOUT, last_deadline(left) - monotonic()), _SHORTEST_TIMEOUT)
-    channel = _declared_channel(producer, left)
+    for template in {id(message.template): message.template for message in left}.values():
+        for entity in template.declare:
+            producer.maybe_declare(entity)
+    channel = producer.channel
     connection = channel.connection
     if connection is None:
         raise RecoverableConnectionError("connection already closed")
@@ -216,14 +214,6 @@ def _push_amqp(producer: Any, messages: list[AmqpMessage]) -> None:
         connection.collect()  # to close it in form would be to wait for the broker again
         text = f"the broker has taken nothing for {timeout:.2g} seconds"
         raise OperationalError(text) from error
-
-
-def _declared_channel(producer: Any, messages: list[AmqpMessage]) -> Any:
-    """Return the producer's channel, on which all that the messages need is declared."""
-    for template in {id(message.template): message.template for message in messages}.values():
-        for entity in template.declare:
-            producer.maybe_declare(entity)
-    return producer.channel
 
 
 def _write_frames(channel: Any, messages: list[AmqpMessage], timeout: float) -> None:

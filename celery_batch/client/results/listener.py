@@ -138,13 +138,7 @@ class Subscription:
             raise ConnectionError("Redis does not confirm the subscription")
 
     def read(self) -> bytes | None:
-        """
-        Wait for a message and return it; None where there was none for a while.
-
-        Raises:
-            RedisError: The connection is lost.
-            ConnectionError: The other side answers no ping.
-        """
+        """Wait for a message and return it; None where there was none for a while."""
         message = self._pubsub.get_message(timeout=TIMEOUT if self._has_pinged else QUIET)
         if message is None:
             if self._has_pinged:
@@ -363,12 +357,9 @@ def listener_for(app: Any, timeout: float = TIMEOUT) -> Listener | None:
     """
     Return the app's listener in this process, started by the first call.
 
-    Its subscription has been confirmed, so notifications of what is sent from now on arrive.
-
-    Returns:
-        None where results go Celery's own way: on other backends than Redis, with
-        ``batch_bulk = False`` or the fast path "notify" off, inside a task, while Redis cannot
-        be reached, or while the interpreter ends.
+    Its subscription has been confirmed, so notifications of what is sent from now on arrive.  It
+    is None where results go Celery's own way: see `why_not_notified`; so do they inside a task,
+    while Redis cannot be reached, and while the interpreter ends.
     """
     listener = start_listener(app)
     return listener if listener is not None and listener.wait(timeout) else None

@@ -40,12 +40,7 @@ class Poller(PerProcess):
         self._thread = OnDemandThread("celery-batch-futures", self._work)
 
     def add(self, poll: Poll) -> None:
-        """
-        Have a function called soon, and again until it returns True.
-
-        Raises:
-            RuntimeError: No thread can be started.
-        """
+        """Have a function called soon, and again until it returns True."""
         self._new.append(poll)
         self._thread.wake()
 

@@ -71,12 +71,7 @@ class StateIterator:
         return state
 
     async def __anext__(self) -> str:
-        """
-        Wait for the next state, without blocking the event loop.
-
-        Raises:
-            TimeoutError: Celery's; it did not come in time, and may be waited for again.
-        """
+        """Wait for the next state as `__next__`, without blocking the event loop."""
         end = self._end_of_step()
         waker = LoopWaker.of_running_loop()
         while (state := self._next_known()) is None:
