@@ -216,12 +216,7 @@ class Batches(BatchTask):
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
-        """
-        Check the options together with the app's settings, and add the worker's bootsteps.
-
-        Raises:
-            ConfigurationError: An option or a setting is wrong.
-        """
+        """Check the options together with the app's settings, and add the worker's bootsteps."""
         super().on_bound(app)
         if cls.run is Batches.run:
             return  # a base class, not a task yet

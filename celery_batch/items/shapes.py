@@ -141,9 +141,6 @@ def prepare_shapes(task: Any) -> None:
     Load and warm up what a task runs before its first batch, if the shapes of its calls are fixed.
 
     It does nothing where that was done at the start of the worker, or by an earlier batch.
-
-    Raises:
-        LoadFailed: It could not be loaded or warmed up.
     """
     if not has_shapes(task):
         return
@@ -161,11 +158,8 @@ def warm_up(task: Any, instance: Model | None = None) -> None:
     """
     Call a task's model with each shape that can occur, the largest first.
 
-    At last it is called with its examples and the padding row, which may be wrong.
-
-    Raises:
-        BatchError: The model raised an error, which is named with the shape; or the example of
-            a length has another one.
+    At last it is called with its examples and the padding row, which may be wrong.  An error of the
+    model is raised with the shape.
     """
     for filler in _fillers(task, instance):
         _check_cost(task, filler)

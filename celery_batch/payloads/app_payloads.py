@@ -122,13 +122,7 @@ class AppPayloads:
     def read(
         self, reference: PayloadReference, task_id: str, policy: Mapping[str, Any]
     ) -> list[memoryview]:
-        """
-        Return the values that are stored beside a message or a result.
-
-        Raises:
-            InvalidPayload: They are gone, or not what was stored.
-            OperationalError: The store cannot be reached.
-        """
+        """Return the values beside a message or result; raise `InvalidPayload` if they are lost."""
         get = cast("PayloadStore", self.store).get
         what = [reference.key(task_id)], [reference.total]
         try:

@@ -124,12 +124,7 @@ class Uploads:
             self._note(found, len(waiting), retries, deadline)
 
     def require_chords(self) -> None:
-        """
-        See that what is not stored belongs to no chord, whose body would wait for ever.
-
-        Raises:
-            OperationalError: The payload of a call is not stored, and a chord has that.
-        """
+        """Raise why a payload of a chord is not stored: its body would wait for ever."""
         for task_id in self._of_chords.intersection(self.failed):
             raise self.failed[task_id]
 
@@ -363,14 +358,7 @@ def _seconds_until_due(task: Any, options: Mapping[str, Any]) -> float:
 
 
 def with_values(app: Any, request: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """
-    Return the arguments of a call with their stored values, for a worker that runs it alone.
-
-    Raises:
-        InvalidPayload: The values are gone, or not what was stored.
-        MessageTooLarge: They are larger than ``batch_max_payload_size``.
-        OperationalError: The store cannot be reached.
-    """
+    """Return the arguments of a call with their stored values, for a worker that runs it alone."""
     try:
         reference = PayloadReference.from_header(request.get(PAYLOADS))
     except ValueError as error:

@@ -42,8 +42,7 @@ def with_stored_result(backend: Any, meta: dict[str, Any]) -> dict[str, Any]:
     """
     Store the large parts of a result, for a reader that knows how to read them.
 
-    Returns:
-        What to store: the same if nothing is large, or the store does not take it.
+    It returns what to store: the same if nothing is large, or the store does not take it.
     """
     payloads = AppPayloads.of(backend.app)
     if payloads.store is None or backend.serializer not in SERIALIZERS:
@@ -75,12 +74,7 @@ def mentions_payload(value: bytes) -> bool:
 
 
 def restored(backend: Any, meta: dict[str, Any]) -> dict[str, Any]:
-    """
-    Return a result's meta data with its stored parts in their places.
-
-    Raises:
-        OperationalError: The store cannot be reached.
-    """
+    """Return a result's meta data with its stored parts in their places."""
     header = meta.pop(PAYLOADS)
     try:
         parts = _read(backend, PayloadReference.from_header(header), meta)

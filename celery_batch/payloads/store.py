@@ -361,12 +361,7 @@ class DirectoryPayloads(PayloadStore):
 
 
 def _for_each(things: Iterable[_T], change: Callable[[_T], None]) -> None:
-    """
-    Change files; one that belongs to somebody else keeps none of the others from it.
-
-    Raises:
-        StoreError: Some could not be changed.
-    """
+    """Change files; one that belongs to somebody else keeps none of the others from it."""
     failed: OSError | None = None
     for thing in things:
         try:

@@ -75,12 +75,7 @@ class PayloadReference(NamedTuple):
         return f"{task_id}-{self.nonce}"
 
     def split(self, data: bytes | memoryview | None) -> list[memoryview]:
-        """
-        Return the bytes of each value, of what the store has; None is nothing.
-
-        Raises:
-            InvalidPayload: They are missing, or not those that were stored.
-        """
+        """Return the bytes of each value; raise `InvalidPayload` if they are missing or others."""
         if data is None:
             raise InvalidPayload(
                 "the values that were stored beside the message are gone or elsewhere: the caller"

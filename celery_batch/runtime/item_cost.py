@@ -52,14 +52,7 @@ class ItemCost:
             self._function = row_function(cost, signature)
 
     def of_call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> float:
-        """
-        Return the cost of one call.
-
-        Raises:
-            InvalidCost: The function raised, or returned no number.
-            ItemTooLarge: It is higher than that of any item may be.
-            TypeError: The arguments do not fit the function's parameters.
-        """
+        """Return the cost of one call; raise `InvalidCost` or `ItemTooLarge` if it has none."""
         return self._of(self._binder.bind(args, kwargs))
 
     def of_rows(self, columns: Sequence[Sequence[Any]]) -> list[float | InvalidCost | ItemTooLarge]:

@@ -128,22 +128,12 @@ def key_option(model: type[Model]) -> Any:
 
 
 def keep_key_option(model: type[Model], batch_by: Any) -> bool:
-    """
-    Keep the option of a task for a model whose class says nothing of it.
-
-    Returns:
-        Whether the model's other tasks have the same.
-    """
+    """Keep a task's option where its model has none; return whether other tasks have the same."""
     return bool(_key_options.setdefault(model, batch_by) == batch_by)
 
 
 def instance_of(model: type[Model]) -> Model:
-    """
-    Return this process's instance of a model, which is loaded if necessary.
-
-    Raises:
-        LoadFailed: It could not be loaded or warmed up.
-    """
+    """Return this process's instance of a model, which is loaded if necessary."""
     pinned: dict[type[Model], Model] | None = getattr(_thread, "pinned", None)
     if pinned is None:
         return _found(model)
@@ -195,12 +185,7 @@ def _found(model: type[Model]) -> Model:
 
 
 def warm(make: Callable[[], Model], name: str, device: str) -> Model:
-    """
-    Make a model, load it and warm it up with its own examples.
-
-    Raises:
-        LoadFailed: From the error of the model, which it names.
-    """
+    """Make a model, load it and warm it up with its own examples; raise `LoadFailed`."""
     started = time.monotonic()
     try:
         instance = make()
@@ -215,12 +200,7 @@ def warm(make: Callable[[], Model], name: str, device: str) -> Model:
 
 
 def load_again(model: type[Model]) -> None:
-    """
-    Load another instance of a model beside the one in use, if one is loaded here.
-
-    Raises:
-        LoadFailed: It could not be loaded or warmed up; the other one stays in use.
-    """
+    """Load another instance of a model beside the one in use, if one is loaded here."""
     discard(model)
     if model in _instances:
         _standby[model] = warm(model, model.__qualname__, str(_device))

@@ -500,12 +500,7 @@ def run_all(
 
 
 def checked(name: str, outputs: Any, size: int, filling: int = 0) -> Sequence[Any]:
-    """
-    Return a model's outputs as a sequence, one for each item; `filling` of them filled it up.
-
-    Raises:
-        WrongResultCount: They are no sequence, array or tensor of this size.
-    """
+    """Return a model's outputs as a sequence, one for each item; `filling` of them filled it up."""
     if hasattr(outputs, "tolist"):  # an array or a tensor, of whatever library
         outputs = outputs.tolist()
     batch = f"a batch of {size}"

@@ -61,12 +61,7 @@ def example_rows(model: type[Model], examples: Iterable[Any]) -> list[tuple[Any,
 
 
 def row_of(name: str, signature: inspect.Signature, example: Any) -> tuple[Any, ...]:
-    """
-    Return a value for each parameter: an example of one, or a tuple or mapping of several.
-
-    Raises:
-        ConfigurationError: It does not fit the parameters.
-    """
+    """Return a value for each parameter: an example of one, or a tuple or mapping of several."""
     if len(signature.parameters) == 1:
         return (example,)
     try:

@@ -281,12 +281,7 @@ def _encoded(kind: str, value: Any) -> EncodedArray:
 
 
 def encoded_array(kind: str, dtype: Any, shape: Any, data: memoryview | str) -> EncodedArray:
-    """
-    Return an array that is not decoded, from parts that may come from anyone.
-
-    Raises:
-        ValueError: They are no such parts, or contradict each other.
-    """
+    """Return an array that is not decoded; its parts may come from anyone, and are checked."""
     return EncodedArray(kind, dtype, _checked_shape(kind, dtype, shape), data)
 
 
@@ -295,10 +290,6 @@ def array_decoder(dtype: Any, shape: Any) -> Callable[[bytes], Any]:
     Return what makes arrays from base64, all of one type and shape, which are checked once.
 
     It raises `ValueError` for what is no base64 of such an array.
-
-    Raises:
-        ValueError: There are no such arrays.
-        ImportError: There are none in a process without NumPy.
     """
     numpy = import_module("numpy")
     shape = _checked_shape(NDARRAY, dtype, shape)
@@ -333,12 +324,7 @@ def _checked_shape(kind: str, dtype: Any, shape: Any) -> tuple[int, ...]:
 
 
 def encoded_hook(found: dict[str, Any]) -> Any:
-    """
-    Return an object of JSON as kombu decodes it, but arrays and tensors undecoded.
-
-    Raises:
-        ValueError: It is a typed value of an unknown type, or with a wrong value.
-    """
+    """Return an object of JSON as kombu decodes it, but arrays and tensors undecoded."""
     kind = found.get("__type__")
     if kind in (NDARRAY, TENSOR) and found.keys() == _TYPED:
         return _encoded(str(kind), found["__value__"])

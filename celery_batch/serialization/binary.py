@@ -62,11 +62,7 @@ def encode_binary(value: Any) -> bytes:
     """
     Encode a value of plain values, arrays and tensors.
 
-    Raises:
-        TypeError: It has a part that cannot be encoded.
-        ValueError: It contains itself, or is nested too deeply.
-        OverflowError: It has an integer beyond 64 bits.
-        ImportError: The package msgpack is missing.
+    It raises `TypeError`, `ValueError` or, for large integers, `OverflowError` if it cannot.
     """
     packer = _Packer(_msgpack())
     packed = packer.packed(value)
@@ -119,13 +115,10 @@ class _Packer:
 
 def decode_binary(data: Any, decode: Callable[[EncodedArray], Any] = EncodedArray.decode) -> Any:
     """
-    Decode what `encode_binary` has encoded; `decode` is called with each array or tensor.
+    Decode what `encode_binary` has encoded, else raise `ValueError`.
 
-    Arrays are views of the data, which cannot be changed.  Tensors are copies.
-
-    Raises:
-        ValueError: It is no such encoding.
-        ImportError: The package msgpack is missing.
+    Arrays are views of the data, which cannot be changed; tensors are copies.  `decode` is called
+    with each.
     """
     msgpack = _msgpack()
     view = memoryview(data).toreadonly()

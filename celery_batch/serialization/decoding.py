@@ -86,12 +86,7 @@ class Undecoded(list[Any]):
 
 
 def leave_undecoded(message: Any) -> bool:
-    """
-    Leave the body of a message undecoded, if it is large and of Celery's current protocol.
-
-    Returns:
-        Whether it is; then the message's payload is `Undecoded`.
-    """
+    """Leave a large message of Celery's current protocol undecoded; return whether it is."""
     body = message.body
     if len(body or b"") <= _LARGE or decoded_body(message) is not None:
         return False
@@ -102,12 +97,7 @@ def leave_undecoded(message: Any) -> bool:
 
 
 def decode_envelope(raw: bytes | str) -> Any:
-    """
-    Decode a message as it is in Redis; a large body in it is copied without a look into it.
-
-    Raises:
-        ValueError: It is no JSON.
-    """
+    """Decode a message as it is in Redis; a large body in it is copied without a look into it."""
     if type(raw) is bytes and len(raw) > _LARGE and raw.startswith(_BODY):
         end = raw.find(b'"', len(_BODY))
         body = raw[len(_BODY) : end]
@@ -128,11 +118,8 @@ def decode_envelopes(raws: Sequence[bytes], largest: int | None) -> list[Any]:
     """
     Decode messages together, so that they share the names of their fields.
 
-    Each has some forty names, which would be half of what it takes while it waits.  Messages of
-    more bytes than `largest` are not decoded.
-
-    Returns:
-        For each its envelope, or None if it is to be decoded by itself.
+    Each has some forty names, which would be half of what it takes while it waits.  None is
+    returned in the place of one of more than `largest` bytes, or that is to be decoded by itself.
     """
     most = _LARGE if largest is None else min(largest, _LARGE)
     small = [raw for raw in raws if len(raw) <= most]
@@ -178,9 +165,6 @@ def payload_of(message: Any) -> Any:
     Return a message's body decoded, as ``message.payload`` does, but arrays undecoded.
 
     Nothing of a message is computed with in this process, which need not import NumPy.
-
-    Raises:
-        Exception: Of kombu, if the body cannot be decoded.
     """
     if decoded_body(message) is None:
         with suppress(ValueError, RecursionError):  # for which kombu raises its own error

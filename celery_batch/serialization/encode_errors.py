@@ -23,12 +23,7 @@ _MOST_VALUES = 10_000
 
 
 def check_output(backend: Any, output: Any) -> None:
-    """
-    Check that a result backend could store an output.
-
-    Raises:
-        EncodeError: It could not; the message names an array, and what to return instead.
-    """
+    """Raise `EncodeError` if a backend could not store an output; it names an array."""
     if isinstance(backend, DisabledBackend):  # a worker stores nothing either
         return
     try:

@@ -72,12 +72,7 @@ def _list_row(array: Any) -> Any:
 
 
 def array_as_list(array: Any) -> Any:
-    """
-    Return an array or a tensor as nested lists; one without dimensions as its only element.
-
-    Raises:
-        TypeError: JSON has no such elements.
-    """
+    """Return an array or a tensor as nested lists, or its only element; raise `TypeError`."""
     if isinstance(array, EncodedArray) and find_spec("numpy") is None:
         try:
             return _decoded_lists(array)
@@ -103,12 +98,9 @@ def _decoded_lists(array: EncodedArray) -> Any:
 
 def to_numpy(array: Any) -> Any:
     """
-    Return an array, a tensor or an encoded array as an array of NumPy.
+    Return an array, a tensor or an encoded array as an array of NumPy; raise `TypeError`.
 
     Types of torch that NumPy lacks, such as bfloat16, become float32, which is exact.
-
-    Raises:
-        TypeError: It is sparse, or of a type that cannot be decoded here.
     """
     torch = sys.modules.get("torch")
     if isinstance(array, EncodedArray):

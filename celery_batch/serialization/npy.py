@@ -48,14 +48,9 @@ def npy_header(dtype: str, shape: Sequence[int]) -> bytes:
 
 def encode_npy(value: Any) -> bytes:
     """
-    Return an array, or several of one dtype and shape as the rows of one, as the bytes of .npy.
+    Return an array, or a list of equal ones or of numbers as one array, as the bytes of .npy.
 
-    Args:
-        value: An array or a tensor; or a list of them, of numbers, or of lists of numbers.
-
-    Raises:
-        ValueError: The rows have different dtypes or shapes.
-        TypeError: It is anything else.
+    It raises `ValueError` if rows differ in dtype or shape, and `TypeError` for anything else.
     """
     if is_array(value):
         dtype, shape, data = _parts(value)
@@ -86,13 +81,7 @@ def _parts(array: Any) -> tuple[str, list[int], Any]:
 
 
 def numeric_array(value: Any) -> Any:
-    """
-    Return an array of numbers or times; lists and numbers become one.
-
-    Raises:
-        TypeError: It is something else, such as a text, a dict or None.
-        ValueError: Lists of it have different lengths.
-    """
+    """Return an array of numbers or times; lists and numbers become one."""
     if is_array(value):
         array = to_numpy(value)
     elif isinstance(value, (list, tuple, int, float, complex)) or hasattr(value, "dtype"):
@@ -108,10 +97,8 @@ def decode_npy(body: bytes) -> Any:
     """
     Return the array that the bytes of .npy have, a view of them, which cannot be changed.
 
-    They may come from anyone: the size is checked, and arrays of objects are refused.
-
-    Raises:
-        ValueError: It is no .npy, or one with objects or structures.
+    They may come from anyone: the size is checked, and arrays of objects are refused with
+    `ValueError`.
     """
     numpy, form = import_module("numpy"), import_module("numpy.lib.format")
     file = io.BytesIO(body)

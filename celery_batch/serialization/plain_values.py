@@ -33,12 +33,7 @@ class NotPlain(ValueError):
 
 
 def encode_plain(value: Any, *, sort: bool = False) -> bytes:
-    """
-    Encode a value; with `sort`, dicts with equal items to equal bytes.
-
-    Raises:
-        NotPlain: It has a part that is not plain, or is nested too deeply.
-    """
+    """Encode a value, else raise `NotPlain`; with `sort`, dicts with equal items to equal bytes."""
     parts: list[bytes] = []
     try:
         _write(value, parts.append, sort=sort)

@@ -106,13 +106,7 @@ def _as_dict(items: Any) -> Any:
 
 
 def encode_json(value: Any) -> str:
-    """
-    Encode a value as kombu does; `dict` objects that look like typed values stay what they are.
-
-    Raises:
-        TypeError: It has a part that cannot be encoded.
-        ValueError: It contains itself, or a text that is no Unicode.
-    """
+    """Encode a value as kombu does; dicts that look like typed values stay what they are."""
     text = _encode(value)
     if _MARK in text and (escaped := escape_dicts(value)) is not value:
         return _encode(escaped)

@@ -91,12 +91,7 @@ def _json(value: Any) -> bytes:
 
 
 def lists_in_json(value: Any) -> Any:
-    """
-    Return an array as lists, for the parameter ``default`` of `json.dumps`.
-
-    Raises:
-        TypeError: It is no array.
-    """
+    """Return an array as lists, or raise `TypeError`, as ``default`` of `json.dumps` does."""
     found = as_lists(value)
     if found is value:
         raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")

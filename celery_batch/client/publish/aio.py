@@ -230,10 +230,7 @@ async def apply_async(
     Send a call and return its result when the broker has it.
 
     One that is cancelled before is not sent; `on_abandoned` gets the result of one that is
-    cancelled while it is sent.
-
-    Raises:
-        QueueFull: There is no room for it; raised at once, and not after other calls' writes.
+    cancelled while it is sent.  `QueueFull` is raised at once, and not after other calls' writes.
     """
     await Publisher.of(task.app).limiter().await_depth(task, options)
     options = _with_parent(task.app, options)

@@ -92,9 +92,7 @@ class SendBuffer:
         """
         Return when all of them are sent; those with a producer are written at once and alone.
 
-        Raises:
-            TimeoutError: Their deadline is over; see `waiting_until`.
-            Exception: Why the first one that is not sent could not be.
+        It raises why the first one that is not sent could not be, or that the deadline is over.
         """
         own = list(messages)
         if producer is not None:
@@ -240,12 +238,7 @@ class BulkWrite:
         return len(self._messages) >= MOST_MESSAGES or size >= MOST_CHARACTERS
 
     def flush_if_due(self) -> None:
-        """
-        Write if there are enough messages, or if the first has waited for long.
-
-        Raises:
-            OperationalError: Not all of them could be sent.
-        """
+        """Write if there are enough messages, or if the first has waited for long."""
         if self._messages and (self._is_full or monotonic() - self._since > _LONGEST_WAIT):
             self.flush()
 
@@ -254,12 +247,7 @@ class BulkWrite:
         return [result for _, result in self._messages]
 
     def finish(self) -> None:
-        """
-        Write all messages, after which no more come.
-
-        Raises:
-            OperationalError: Not all of them could be sent, or not all of the payloads stored.
-        """
+        """Write all messages, after which no more come; raise why some, or payloads, were not."""
         self.flush()
         for error in self.uploads.failed.values():
             raise error
@@ -270,12 +258,9 @@ class BulkWrite:
 
     def flush(self) -> None:
         """
-        Write all messages but those whose payloads cannot be stored.
+        Write all messages but those whose payloads cannot be stored; raise if one is not sent.
 
         Of a chord's members all are written or none: its body would never run.
-
-        Raises:
-            OperationalError: Not all of them could be sent.
         """
         if self.confirmed is not None:
             self.confirmed.flush()

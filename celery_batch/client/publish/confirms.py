@@ -72,12 +72,7 @@ class ConfirmedBulk:
         return result
 
     def flush(self) -> None:
-        """
-        Return when all that was sent is confirmed.
-
-        Raises:
-            OperationalError: Something was refused, or the connection was lost.
-        """
+        """Return when all that was sent is confirmed; raise `OperationalError` if not all is."""
         try:
             with library_errors(self._connection):
                 self._await_confirms()

@@ -144,11 +144,8 @@ def send_group(app: Any, tasks: Iterable[Any], producer: Any, apply: Apply) -> I
     """
     Send a group's members, a thousand in one write, and return their results.
 
-    Members that a generator makes are sent as they are made.
-
-    Raises:
-        QueueFull: There is no room for all of them.
-        PartlySent: Not all of them could be sent; it says which were.
+    Members that a generator makes are sent as they are made.  It raises `QueueFull` if there is no
+    room for all of them, and `PartlySent` if not all could be sent.
     """
     tasks, admission = _admit_members(app, tasks)
     is_bulk = producer is None and FastPaths.of(app).is_on("publish")

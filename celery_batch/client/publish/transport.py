@@ -62,13 +62,7 @@ class Transport:
         self._redis_channel: Any = None
 
     def write(self, messages: list[PreparedMessage], producer: Any = None) -> None:
-        """
-        Send messages, and mark those that are sent.
-
-        Raises:
-            OperationalError: The broker could not be reached, or refused them.
-            TimeoutError: It has not taken them by the last of their deadlines.
-        """
+        """Send messages, and mark those that are sent; raise why others are not."""
         for_amqp = [message for message in messages if isinstance(message, AmqpMessage)]
         if for_amqp:
             with waiting_until(last_deadline(for_amqp)):

@@ -536,12 +536,7 @@ def adopt_groups(app: Any) -> None:
 
 
 def forget_many(results: Iterable[Any]) -> None:
-    """
-    Forget results, and delete many at once where Celery stores them in Redis.
-
-    Raises:
-        Exception: What a backend said first; the others were forgotten as far as possible.
-    """
+    """Forget results, many at once where Celery stores them in Redis; at last raise what failed."""
     keys: dict[Any, list[Any]] = {}
     failure: Exception | None = None
     for result in results:

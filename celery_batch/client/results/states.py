@@ -50,12 +50,7 @@ class StateIterator:
         return self
 
     def __next__(self) -> str:
-        """
-        Wait for the next state.
-
-        Raises:
-            TimeoutError: Celery's; it did not come in time, and may be waited for again.
-        """
+        """Wait for the next state; one that comes too late may be waited for again."""
         end = self._end_of_step()
         while (state := self._next_known()) is None:
             left = self._seconds_left(end)

@@ -143,8 +143,7 @@ async def wait_until_ended(result: Any, deadline: float = math.inf) -> bool:
     """
     Return whether a `BatchResult`'s task ends by a deadline of the monotonic clock.
 
-    Raises:
-        Exception: What a task before it in a chain has failed with.
+    It raises what a task before it in a chain has failed with.
     """
     pending = None if result.parent else result.notified
     if pending is not None:
