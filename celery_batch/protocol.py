@@ -207,8 +207,10 @@ def write_replies(
     size = first = 0
 
     def close(end: int) -> None:
-        facts = _facts_pair(shared, waits[first:end]) if shared else b""
-        payloads.append(facts + b"".join(parts))
+        if shared:
+            facts = shared + pack_waits(waits[first:end])
+            parts.insert(0, b"%d:%b,%d:%b," % (len(FACTS_ID), FACTS_ID.encode(), len(facts), facts))
+        payloads.append(b"".join(parts))
 
     number = -1
     for number, (task_id, stored) in enumerate(replies):
@@ -225,11 +227,6 @@ def write_replies(
     if parts:
         close(number + 1)
     return payloads
-
-
-def _facts_pair(shared: bytes, waits: Sequence[float]) -> bytes:
-    facts = shared + pack_waits(waits)
-    return b"%d:%b,%d:%b," % (len(FACTS_ID), FACTS_ID.encode(), len(facts), facts)
 
 
 def read_replies(payload: bytes) -> list[tuple[str, bytes]]:

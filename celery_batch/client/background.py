@@ -72,12 +72,7 @@ class OnDemandThread:
         return self._thread is not None and self._thread.is_alive()
 
     def wake(self) -> None:
-        """
-        Have the work done soon, in a new thread if there is none.
-
-        Raises:
-            RuntimeError: No thread can be started.
-        """
+        """Have the work done soon, in a new thread if there is none; raise if it cannot start."""
         with suppress(RuntimeError):  # it has been woken already
             self._wakeup.release()
         with self._guard:

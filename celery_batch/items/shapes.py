@@ -24,7 +24,13 @@ from celery_batch.items.functions import item_cost_of, option_of
 from celery_batch.items.pending_answer import pending_answer
 from celery_batch.items.rows import columns_of
 from celery_batch.runtime.model import Model
-from celery_batch.runtime.registry import instance_of, model_calls, warm_up_with
+from celery_batch.runtime.registry import (
+    Row,
+    batches_of,
+    instance_of,
+    model_calls,
+    warm_up_with,
+)
 from celery_batch.runtime.runner import FixedSizes, run_all
 from celery_batch.runtime.signature import example_rows, own_attribute, row_of
 from celery_batch.serialization.plain_values import NotPlain, encode_plain
@@ -42,8 +48,6 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two lines of the log about the progress of a warm-up.
 _LOG_EVERY = 5.0
-
-Row = tuple[Any, ...]
 
 
 def has_shapes(task: Any) -> bool:
@@ -168,7 +172,8 @@ def warm_up(task: Any, instance: Model | None = None) -> None:
     shapes, sizes = policy.shapes(task.max_item_cost), FixedSizes(policy.batch_sizes)
     examples = {length: _rows(task, instance, length) for _, length in shapes}
     _check_examples(task, policy, examples)
-    batches = {length: _by_key(task, rows) for length, rows in examples.items()}
+    key_of = None if task._item_key is None else lambda row: task._item_key.of_call(row, {})
+    batches = {length: batches_of(rows, key_of) for length, rows in examples.items()}
     calls = [(size, length, rows) for size, length in shapes for rows in batches[length]]
     if not calls:
         logger.info("%s: no examples and no padding_row to warm up with", task.name)
@@ -179,7 +184,7 @@ def warm_up(task: Any, instance: Model | None = None) -> None:
         if time.monotonic() - logged >= _LOG_EVERY:
             logged = time.monotonic()
             logger.info("%s: warmed up with %d of %d shapes", task.name, number, len(calls))
-    for rows in _by_key(task, _examples(instance) + _fillers(task, instance)):
+    for rows in batches_of(_examples(instance) + _fillers(task, instance), key_of):
         _run(f"{task.name} with its examples", predict, columns_of(rows), sizes)
     seconds = time.monotonic() - began
     logger.info("%s: warmed up with %d shapes in %.1f s", task.name, len(calls), seconds)
@@ -257,15 +262,6 @@ def _examples(instance: Model | None) -> list[Row]:
 
 def _fillers(task: Any, instance: Model | None) -> list[Row]:
     return [] if option_of(task, "padding_row") is None else [_filler(task, instance)]
-
-
-def _by_key(task: Any, rows: list[Row]) -> list[list[Row]]:
-    """Return rows as batches, in each of which all have the same key."""
-    batches: dict[Any, list[Row]] = {}
-    for row in rows:
-        key = task._item_key.of_call(row, {}) if task._item_key is not None else None
-        batches.setdefault(key, []).append(row)
-    return [*batches.values()]
 
 
 def _filler(task: Any, instance: Model | None) -> Row:

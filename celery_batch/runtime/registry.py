@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +32,7 @@ from celery_batch.runtime.stages import Stages, stages_of
 
 __all__ = [
     "BatchInstances",
+    "batches_of",
     "discard",
     "instance_of",
     "keep_key_option",
@@ -49,6 +50,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+Row = tuple[Any, ...]
 
 _instances: dict[type[Model], Model] = {}
 _lock = threading.RLock()
@@ -258,12 +261,19 @@ def _warm_up(instance: Model) -> None:
     rows = example_rows(model, instance.examples())
     batch_by = key_option(model)
     key_of = key_function(batch_by, signature_of(model)) if batch_by is not None else None
-    by_key: dict[Any, list[Any]] = {}
-    for row in rows:
-        by_key.setdefault(key_of(row) if key_of else None, []).append(row)
-    for batch in by_key.values():
+    for batch in batches_of(rows, key_of):
         columns = [list(column) for column in zip(*batch, strict=True)]
         run_all(f"{model.__qualname__}.predict", model_calls(instance), columns)
+
+
+def batches_of(
+    rows: Iterable[Row], key_of: Callable[[Row], Hashable] | None
+) -> Collection[list[Row]]:
+    """Return rows as batches, in each of which all have the same key."""
+    batches: dict[Any, list[Row]] = {}
+    for row in rows:
+        batches.setdefault(None if key_of is None else key_of(row), []).append(row)
+    return batches.values()
 
 
 def model_calls(instance: Model) -> Stages:

@@ -30,13 +30,13 @@ from kombu.utils.url import maybe_sanitize_url
 
 from celery_batch.client.publish.send_many import apply_many
 from celery_batch.client.results.futures import (
+    Poller,
     has_ended,
     notify_cancelled,
     settle,
     small_values,
 )
 from celery_batch.client.results.listener import listener_for
-from celery_batch.client.results.poller import Poller
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.kombu import library_errors, queue_size
 from celery_batch.errors import ConfigurationError, QueueFull

@@ -1,9 +1,17 @@
-"""A result as a `concurrent.futures.Future`, and many results as they end."""
+"""
+A result as a `concurrent.futures.Future`, and many results as they end.
+
+The `Poller` polls the results that no listener receives.  It also decodes large values, so that
+the thread that receives results does not.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -16,12 +24,15 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import EagerResult, assert_will_not_block
 from celery.utils.functional import noop
 
+from celery_batch.client.background import OnDemandThread, PerProcess
 from celery_batch.client.results.pending import PendingResult
-from celery_batch.client.results.poller import Poller
 from celery_batch.compat.tasks import raise_parent_error
 from celery_batch.payloads.results import mentions_payload
 
 __all__ = [
+    "LONGEST_PAUSE",
+    "Poll",
+    "Poller",
     "as_completed",
     "future_of",
     "has_ended",
@@ -32,8 +43,61 @@ __all__ = [
     "small_values",
 ]
 
+logger = logging.getLogger(__name__)
+
 #: Bytes of stored values that are decoded at once in the thread that receives them.
 SMALL = 4096
+
+#: Asks once; returns whether it need not be called again.
+Poll = Callable[[], bool]
+
+#: Seconds before the first and most seconds between two rounds.
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 0.5
+
+#: Seconds it sleeps for each second that a round has taken, and at most.
+_REST, _LONGEST_REST = 4.0, 1.0
+
+
+class Poller(PerProcess):
+    """Calls polls in rounds, with growing pauses, until each of them has ended."""
+
+    def __init__(self, app: Any) -> None:
+        super().__init__(app)
+        self._new: deque[Poll] = deque()
+        self._polls: list[Poll] = []
+        self._pause = SHORTEST_PAUSE
+        self._next_round = 0.0
+        self._thread = OnDemandThread("celery-batch-futures", self._work)
+
+    def add(self, poll: Poll) -> None:
+        """Have a function called soon, and again until it returns True."""
+        self._new.append(poll)
+        self._thread.wake()
+
+    def _work(self) -> float | None:
+        new = [self._new.popleft() for _ in range(len(self._new))]
+        if waiting := [poll for poll in new if not _has_ended(poll)]:
+            self._polls += waiting
+            self._pause, self._next_round = SHORTEST_PAUSE, time.monotonic() + SHORTEST_PAUSE
+        elif self._polls and time.monotonic() >= self._next_round:
+            self._poll_all()
+        return max(self._next_round - time.monotonic(), 0.0) if self._polls else None
+
+    def _poll_all(self) -> None:
+        began, before = time.monotonic(), len(self._polls)
+        self._polls = [poll for poll in self._polls if not _has_ended(poll)]
+        now = time.monotonic()
+        has_found = len(self._polls) < before
+        self._pause = SHORTEST_PAUSE if has_found else min(1.5 * self._pause, LONGEST_PAUSE)
+        self._next_round = now + max(self._pause, min(_REST * (now - began), _LONGEST_REST))
+
+
+def _has_ended(poll: Poll) -> bool:
+    try:
+        return poll()
+    except Exception:
+        logger.exception("A poll for a result has failed")
+        return True
 
 
 def is_rpc(backend: Any) -> bool:

@@ -14,8 +14,7 @@ from celery import states
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import EagerResult, assert_will_not_block
 
-from celery_batch.client.results.futures import keep_rpc_address
-from celery_batch.client.results.poller import Poller
+from celery_batch.client.results.futures import Poller, keep_rpc_address
 from celery_batch.client.results.waiting import LoopWaker
 from celery_batch.compat.tasks import raise_parent_error
 
