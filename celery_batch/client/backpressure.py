@@ -82,7 +82,7 @@ class Admission:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         is_store = isinstance(error, _UNREACHABLE) and isinstance(error.__cause__, StoreError)
         if self._depth is not None and isinstance(error, _UNREACHABLE) and not is_store:
-            self._depth.mark_unreachable()
+            self._depth.is_unreachable = True
         self.close()
 
     def close(self) -> None:

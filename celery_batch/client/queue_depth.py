@@ -104,14 +104,17 @@ class Depth:
         self.last_call = -math.inf
         #: Messages a second that leave it; 0 where none was seen to.
         self.rate = 0.0
-        self._settled = Settled()
+        #: What a measurement that begins now will find, but for what has left.
+        self.settled = Settled()
         #: What waits, less all that was ever admitted.
         self._offset = 0
         self._last: _Measurement | None = None
         #: When the first call since the last measurement needed one.
         self._unmeasured_since: float | None = None
-        self._is_unknown = False
-        self._is_unreachable = False
+        #: Whether measuring has failed although the broker answers.
+        self.is_unknown = False
+        #: Whether a call or a measurement could not reach the broker.
+        self.is_unreachable = False
         #: Reentrant, since a signal handler may call a task, too.
         self._guard = threading.RLock()
 
@@ -133,18 +136,14 @@ class Depth:
     def settle(self, items: int, messages: int) -> None:
         """Note that items which were admitted have arrived or failed; a chunk is one message."""
         with self._guard:
-            self._settled = Settled(self._settled.items + items, self._settled.messages + messages)
-
-    def settled(self) -> Settled:
-        """Return what a measurement that begins now will find, but for what has left."""
-        return self._settled
+            self.settled = Settled(self.settled.items + items, self.settled.messages + messages)
 
     def record(self, waiting: int, settled: Settled, now: float) -> None:
         """Record how many messages wait, and what was settled when the measurement began."""
         with self._guard:
             with_those_on_their_way = waiting - settled.items
             self._offset = max(waiting - self.items, min(self._offset, with_those_on_their_way))
-            self._unmeasured_since, self._is_unknown, self._is_unreachable = None, False, False
+            self._unmeasured_since, self.is_unknown, self.is_unreachable = None, False, False
             before, self._last = self._last, _Measurement(waiting, settled.messages, now)
         if before is None or now <= before.time or now - before.time > FRESH:
             self.rate = 0.0
@@ -153,23 +152,15 @@ class Depth:
         left = max(before.waiting + settled.messages - before.messages - waiting, 0)
         self.rate += (left / passed - self.rate) * min(passed / _RATE_SECONDS, 1.0)
 
-    def mark_unknown(self) -> None:
-        """Note that measuring has failed although the broker answers."""
-        self._is_unknown = True
-
-    def mark_unreachable(self) -> None:
-        """Note that a call or a measurement could not reach the broker."""
-        self._is_unreachable = True
-
     @property
     def is_measured(self) -> bool:
         """Whether a measurement has succeeded or failed."""
-        return self._is_unknown or self._is_unreachable or self._last is not None
+        return self.is_unknown or self.is_unreachable or self._last is not None
 
     @property
     def may_be_unreachable(self) -> bool:
         """Whether the broker may be away, for all that is known."""
-        return self._is_unreachable or self._last is None
+        return self.is_unreachable or self._last is None
 
     def has_waited(self, seconds: float, now: float) -> bool:
         """Return whether a call asked so many seconds ago, and no measurement came since."""
@@ -178,15 +169,15 @@ class Depth:
     def reset(self) -> None:
         """Note that nothing is measured any more: the next call begins anew."""
         with self._guard:
-            self._offset = -self._settled.items
+            self._offset = -self.settled.items
             self._last = self._unmeasured_since = None
-            self._is_unknown, self._is_unreachable, self.rate = False, False, 0.0
+            self.is_unknown, self.is_unreachable, self.rate = False, False, 0.0
 
     def waiting(self, now: float) -> int | None:
         """Return how many items wait by now; None where that is not known."""
         since = self._unmeasured_since
-        is_late = since is not None and now - since > FRESH and not self._is_unreachable
-        if self._is_unknown or is_late:
+        is_late = since is not None and now - since > FRESH and not self.is_unreachable
+        if self.is_unknown or is_late:
             return None
         return self._offset + self.items
 
@@ -216,7 +207,7 @@ class DepthPoller(BrokerPoller):
         if depth is None:
             depth = Depth()
             if not self._can_read:
-                depth.mark_unknown()
+                depth.is_unknown = True
             depth = self._depths.setdefault(queue, depth)
         depth.note_call(now)
         if self._is_asleep or not self._thread.is_alive:
@@ -249,7 +240,7 @@ class DepthPoller(BrokerPoller):
             self._thread.wake()
         except RuntimeError:  # the interpreter is ending, or there are too many threads
             for depth in list(self._depths.values()):
-                depth.mark_unknown()
+                depth.is_unknown = True
 
     def _poll(self) -> float | None:
         began, worked = time.monotonic(), time.thread_time()
@@ -295,7 +286,8 @@ class DepthPoller(BrokerPoller):
                 logger.warning("The queue's length is not known, so %s: %s", then, error)
             self._is_failing = True
             for _, depth in wanted:
-                depth.mark_unreachable() if is_unreachable else depth.mark_unknown()
+                depth.is_unreachable |= is_unreachable
+                depth.is_unknown |= not is_unreachable
             return False
         self._is_failing = False
         return True
@@ -303,5 +295,5 @@ class DepthPoller(BrokerPoller):
 
 def _record_all(wanted: list[tuple[str, Depth]], reader: DepthReader) -> None:
     for queue, depth in wanted:
-        settled = depth.settled()
+        settled = depth.settled
         depth.record(reader.count(queue), settled, time.monotonic())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 __all__ = ["BatchSpan"]
@@ -38,12 +38,12 @@ class BatchSpan:
         """Set the span's attributes; the times are on the monotonic clock, as far as known."""
         self._reason, self._worker, self._arrived = reason, worker, arrived
 
-    def around_model(self, size: int) -> AbstractContextManager[None]:
-        """Make the batch's span the parent of spans of the model's libraries."""
-        return nullcontext() if self._trace is None else self._current(size)
-
     @contextmanager
-    def _current(self, size: int) -> Iterator[None]:
+    def around_model(self, size: int) -> Iterator[None]:
+        """Make the batch's span the parent of spans of the model's libraries."""
+        if self._trace is None:
+            yield
+            return
         span = self._trace.get_tracer("celery_batch").start_span(
             f"batch/{self._task_name}",
             context=self._trace.set_span_in_context(self._trace.INVALID_SPAN),  # in no item's trace

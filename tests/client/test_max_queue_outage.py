@@ -112,7 +112,7 @@ def test_a_call_that_could_not_be_sent_leaves_a_doubt(monkeypatch: pytest.Monkey
     poller = DepthPoller.of(task.app)
     monkeypatch.setattr(poller, "measure_soon", lambda: None)
     depth = poller.depth("celery", time.monotonic())
-    depth.record(0, depth.settled(), time.monotonic())
+    depth.record(0, depth.settled, time.monotonic())
     with pytest.raises(OperationalError) as tried:
         task.delay(1)
     with pytest.raises(BrokerUnreachable, match=r"limited: the broker does not answer") as refused:
@@ -128,7 +128,7 @@ def test_a_full_queue_is_full_again_once_the_broker_answers(server: RedisServer)
     task = limited(server.url, 1)
     task.delay(1)
     known(task, 1)
-    DepthPoller.of(task.app).depth("celery", time.monotonic()).mark_unreachable()
+    DepthPoller.of(task.app).depth("celery", time.monotonic()).is_unreachable = True
     seen = set()
     while "full" not in seen:
         seen.add(kind_of(lambda: task.delay(2)))

@@ -16,7 +16,7 @@ def measured(*measurements: tuple[float, int, int]) -> Depth:
         more = sent - depth.items
         depth.admit(more, 1 << 30, now)
         depth.settle(more, more)
-        depth.record(waiting, depth.settled(), now)
+        depth.record(waiting, depth.settled, now)
     return depth
 
 
@@ -51,10 +51,10 @@ def test_calls_that_wait_too_long_for_a_measurement_are_admitted() -> None:
 def test_a_measurement_that_fails_admits_all() -> None:
     """After a failed measurement no call is refused; the next measurement counts again."""
     depth = measured((1.0, 7, 0))
-    depth.mark_unknown()
+    depth.is_unknown = True
     unknown = depth.admit(100, 10, 1.1)
     depth.settle(100, 100)
-    depth.record(9, depth.settled(), 1.2)
+    depth.record(9, depth.settled, 1.2)
 
     assert (None, 9) == (unknown, depth.waiting(1.2))
 
@@ -65,9 +65,9 @@ def test_a_broker_that_cannot_be_reached_leaves_the_limit_standing() -> None:
     depth.note_call(1.1)
     depth.admit(10, 10, 1.1)
     depth.settle(10, 10)
-    depth.mark_unreachable()
+    depth.is_unreachable = True
     doubted, later = depth.may_be_unreachable, depth.admit(1, 10, 1.1 + 2 * FRESH)
-    depth.record(0, depth.settled(), 9.0)
+    depth.record(0, depth.settled, 9.0)
 
     assert (True, 10) == (doubted, later)
     assert (False, 0) == (depth.may_be_unreachable, depth.waiting(9.0))
@@ -77,11 +77,11 @@ def test_what_a_measurement_may_have_missed_counts() -> None:
     """Items on their way during a measurement count until one that begins after they arrived."""
     depth = Depth()
     depth.admit(10, 10, 0.0)
-    settled = depth.settled()
+    settled = depth.settled
     depth.settle(10, 10)
     depth.record(0, settled, 0.1)
     missed = depth.waiting(0.1)
-    depth.record(0, depth.settled(), 0.2)
+    depth.record(0, depth.settled, 0.2)
 
     assert (10, 0) == (missed, depth.waiting(0.2))
 
@@ -145,7 +145,7 @@ def test_a_chunk_is_many_items_and_one_message() -> None:
     depth.admit(100, 100, 0.01)
     depth.settle(100, 1)
     counted = depth.waiting(0.01)
-    depth.record(1, depth.settled(), 0.05)
+    depth.record(1, depth.settled, 0.05)
 
     assert (100, 1, 0.0) == (counted, depth.waiting(0.05), depth.rate)
 
@@ -205,7 +205,7 @@ class Alone(RuleBasedStateMachine):
     @rule()
     def begin_to_measure(self) -> None:
         """A measurement begins."""
-        self.measurement = (self.depth.settled(), None)
+        self.measurement = (self.depth.settled, None)
 
     @precondition(lambda self: self.measurement is not None and self.measurement[1] is None)
     @rule()
@@ -228,7 +228,7 @@ class Alone(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         """Some time passes, with a measurement before it is too long without one."""
         if self.depth.waiting(self.now + seconds) is None:
-            self.depth.record(self.queued, self.depth.settled(), self.now)
+            self.depth.record(self.queued, self.depth.settled, self.now)
             self.measurement = None
         self.now += seconds
 
@@ -236,7 +236,7 @@ class Alone(RuleBasedStateMachine):
     @rule(seconds=st.floats(1.0, 100.0))
     def be_quiet(self, seconds: float) -> None:
         """No calls come for long, and the measured queue was empty."""
-        self.depth.record(0, self.depth.settled(), self.now)
+        self.depth.record(0, self.depth.settled, self.now)
         if self.depth.waiting(self.now) == 0:
             self.depth.reset()
             self.now += seconds
@@ -246,7 +246,7 @@ class Alone(RuleBasedStateMachine):
     def measure_at_rest(self) -> None:
         """Once nothing is on its way, a measurement is exact: no call is refused in vain."""
         self.measurement = None
-        self.depth.record(self.queued, self.depth.settled(), self.now)
+        self.depth.record(self.queued, self.depth.settled, self.now)
         assert self.queued == self.depth.waiting(self.now)
 
     @invariant()

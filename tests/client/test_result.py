@@ -328,7 +328,7 @@ def test_error_before_it_in_a_chain_is_raised(background: FakeWorker):
     parent = background.ask()
     ends = [BatchResult(f"end-{n}", app=background.app, parent=parent) for n in range(4)]
     for end in ends[:2]:
-        background.listener.expect(end)
+        end.pending_result = background.listener.registry.expect(end.pending_result)
 
     async def wait_for(result: BatchResult) -> Any:
         """Await a result."""
@@ -531,7 +531,7 @@ def test_two_results_of_one_task_both_hear(background: FakeWorker):
     """Results made of one id, before or after it was asked for, are all told."""
     before = BatchResult("one", app=background.app)
     asked = BatchResult("one", app=background.app)
-    background.listener.expect(asked)
+    asked.pending_result = background.listener.registry.expect(asked.pending_result)
     after = BatchResult("one", app=background.app)
     with ThreadPoolExecutor(3) as pool:
         answers = [pool.submit(each.get, SOON) for each in (before, asked, after)]

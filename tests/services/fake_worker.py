@@ -52,14 +52,14 @@ class FakeWorker:
     def ask(self, **options: Any) -> BatchResult:
         """Return the result of a message that has been sent, or so it seems."""
         result = BatchResult(str(uuid4()), app=self.app, **options)
-        self.listener.expect(result)
+        result.pending_result = self.listener.registry.expect(result.pending_result)
         return result
 
     def ask_many(self, number: int) -> list[BatchResult]:
         """Return the results of messages that have been sent, or so it seems."""
         results = [BatchResult(str(uuid4()), app=self.app) for _ in range(number)]
         for result in results:
-            self.listener.expect(result)
+            result.pending_result = self.listener.registry.expect(result.pending_result)
         return results
 
     def store(self, result: Any, value: Any, state: str = "SUCCESS", **more: Any) -> None:

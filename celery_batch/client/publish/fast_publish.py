@@ -103,7 +103,7 @@ def expect_result(
     if listener is None:
         result.ignored = options.get("ignore_result", task.ignore_result)
     elif isinstance(result, BatchResult):
-        listener.expect(result)
+        result.pending_result = listener.registry.expect(result.pending_result)
     return result
 
 

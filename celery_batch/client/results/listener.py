@@ -251,10 +251,6 @@ class Listener:
             self._has_tried.wait(timeout)
         return self.state is ListenerState.SUBSCRIBED
 
-    def expect(self, result: Any) -> None:
-        """Get ready for a `BatchResult`, before the message that names our channel is sent."""
-        result.pending_result = self.registry.expect(result.pending_result)
-
     def on_awaited(self, is_urgent: bool) -> None:  # noqa: FBT001 (a callback)
         """Poll now if that is urgent; else the next poll is soon enough."""
         if is_urgent:
