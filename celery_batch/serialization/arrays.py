@@ -274,10 +274,13 @@ def _base64(data: Any) -> str:
 
 def _encoded(kind: str, value: Any) -> EncodedArray:
     """Return a typed value that is not decoded; raise `ValueError` for anything else."""
-    match value:
-        case [dtype, shape, str(text)] if text.isascii():
-            return encoded_array(kind, dtype, shape, text)
-    raise ValueError(f"a {kind} has a dtype, a shape and its bytes as base64")
+    try:
+        dtype, shape, text = value
+    except (TypeError, ValueError):
+        text = None
+    if not (type(text) is str and text.isascii()):
+        raise ValueError(f"a {kind} has a dtype, a shape and its bytes as base64")
+    return encoded_array(kind, dtype, shape, text)
 
 
 def encoded_array(kind: str, dtype: Any, shape: Any, data: memoryview | str) -> EncodedArray:
@@ -430,8 +433,13 @@ def _tensor_parts(tensor: Any) -> tuple[str, list[int], Any]:
     return dtype, [*tensor.shape], data
 
 
-def _typed_value(array: Any) -> list[Any]:
-    _, dtype, shape, data = array_parts(array)
+def _encode_array(array: Any) -> list[Any]:
+    dtype, shape, data = _ndarray_parts(array)
+    return [dtype, shape, _base64(data)]
+
+
+def _encode_tensor(tensor: Any) -> list[Any]:
+    dtype, shape, data = _tensor_parts(tensor)
     return [dtype, shape, _base64(data)]
 
 
@@ -439,7 +447,7 @@ def _encode_scalar(number: Any) -> Any:
     """Return a number of NumPy as Python's; what has none as an array without dimensions."""
     if number.dtype.kind in "biuf" and number.dtype.itemsize <= _LARGEST_NUMBER:
         return number.item()
-    return {"__type__": NDARRAY, "__value__": _typed_value(import_module("numpy").asarray(number))}
+    return {"__type__": NDARRAY, "__value__": _encode_array(number.reshape(()))}
 
 
 def split_rows(outputs: Any) -> Any:
@@ -518,6 +526,6 @@ def _decoder(kind: str) -> Callable[[Any], Any]:
 
 def register_encoders() -> None:
     """Have kombu's JSON encode arrays, tensors and NumPy's numbers in this process."""
-    register_type(_NDArray, NDARRAY, _typed_value, _decoder(NDARRAY))
-    register_type(_Tensor, TENSOR, _typed_value, _decoder(TENSOR))
+    register_type(_NDArray, NDARRAY, _encode_array, _decoder(NDARRAY))
+    register_type(_Tensor, TENSOR, _encode_tensor, _decoder(TENSOR))
     register_type(_NumPyScalar, None, _encode_scalar)
