@@ -350,7 +350,7 @@ def _directory_payloads(store: DirectoryPayloads) -> PayloadFacts:
             error = _why_not_created(store.path)
             return PayloadFacts(**about, error=error, is_missing=not error)
         expired, overdue = store.expired(), store.expired(ago=_OVERDUE)
-    except OSError as error:
+    except (OSError, StoreError) as error:
         return PayloadFacts(**about, error=why(error))
     return _tried(store, {**about, "expired": len(expired), "overdue": len(overdue)})
 

@@ -9,10 +9,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import quote, unquote, urlsplit
 from uuid import uuid4
 
@@ -24,9 +24,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from redis.retry import Retry
 
+from celery_batch.compat.deadline import current_deadline
 from celery_batch.compat.redis import round_trip
 from celery_batch.compat.results import client_of, key_prefix
 from celery_batch.errors import ConfigurationError
+from celery_batch.payloads.bounded_calls import BoundedCalls
 
 __all__ = [
     "DirectoryPayloads",
@@ -42,6 +44,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+_M = TypeVar("_M", bound=Callable[..., Any])
 
 PREFIX = "celery-batch-payload-"
 
@@ -63,6 +66,10 @@ _AWAY = ("Connect", "Timeout")
 
 #: Seconds without any byte after which a Redis is taken for away.
 _TIMEOUT = 10.0
+
+#: Seconds that a call of a file system or of an object store may take, unless its caller's deadline
+#: comes before.
+_CALL_TIMEOUT = 60.0
 
 #: Characters of a file's name.
 _LONGEST_NAME = 255
@@ -272,6 +279,20 @@ def _is_other_type(error: Exception) -> bool:
     return isinstance(error, ResponseError) and str(error).startswith("WRONGTYPE")
 
 
+def _bounded(method: _M) -> _M:
+    """Have a method of a store end in time: file systems and object stores may block for ever."""
+
+    @wraps(method)
+    def run(self: Any, *args: Any, **options: Any) -> Any:
+        seconds = max(min(_CALL_TIMEOUT, current_deadline() - time.monotonic()), 0.0)
+        try:
+            return self._calls.run(partial(method, self, *args, **options), seconds)
+        except TimeoutError as error:
+            raise StoreAway(f"{self.name} does not answer: {error}") from error
+
+    return cast("_M", run)
+
+
 class DirectoryPayloads(PayloadStore):
     """
     Payloads in the files of a directory that all processes share.
@@ -283,7 +304,9 @@ class DirectoryPayloads(PayloadStore):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = f"file://{path}"
+        self._calls = BoundedCalls()
 
+    @_bounded
     def put(self, key: str, data: Any, seconds: float) -> None:
         """Store a payload; see `PayloadStore.put`."""
         final = self._file(key)
@@ -304,6 +327,7 @@ class DirectoryPayloads(PayloadStore):
                 written.unlink(missing_ok=True)
             raise _store_error(error) from error
 
+    @_bounded
     def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
         """Return payloads; see `PayloadStore.get`."""
         try:
@@ -322,14 +346,17 @@ class DirectoryPayloads(PayloadStore):
             logger.warning("A payload cannot be read: %s", error)
             return None
 
+    @_bounded
     def delete(self, keys: Iterable[str]) -> None:
         """Delete payloads; see `PayloadStore.delete`."""
         _for_each(keys, lambda key: self._file(key).unlink(missing_ok=True))
 
+    @_bounded
     def renew(self, seconds: Mapping[str, float]) -> None:
         """Let payloads expire later; see `PayloadStore.renew`."""
         _for_each(seconds, lambda key: _expire(self._file(key), seconds[key]))
 
+    @_bounded
     def expired(self, ago: float = 0.0) -> list[Path]:
         """Return the files that expired so many seconds ago, or that were never finished."""
         now = time.time() - ago
@@ -384,6 +411,7 @@ class ObjectPayloads(PayloadStore):
 
     def __init__(self, url: str) -> None:
         self._is_made = False
+        self._calls = BoundedCalls()
         self.name = maybe_sanitize_url(url)
         try:
             self._fs, self._root = import_module("fsspec.core").url_to_fs(url)
@@ -395,6 +423,7 @@ class ObjectPayloads(PayloadStore):
         except ValueError as error:
             raise ConfigurationError(f"batch_payload_store: {error}") from error
 
+    @_bounded
     def put(self, key: str, data: Any, seconds: float) -> None:  # noqa: ARG002 (the bucket's rules)
         """Store a payload; see `PayloadStore.put`."""
         try:
@@ -405,6 +434,7 @@ class ObjectPayloads(PayloadStore):
         except Exception as error:
             raise _store_error(error) from error
 
+    @_bounded
     def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
         """Return payloads; see `PayloadStore.get`."""
         return [self._read(key, size) for key, size in zip(keys, sizes, strict=True)]
@@ -420,6 +450,7 @@ class ObjectPayloads(PayloadStore):
         except Exception as error:
             raise StoreError(str(error)) from error
 
+    @_bounded
     def delete(self, keys: Iterable[str]) -> None:
         """Delete payloads; see `PayloadStore.delete`."""
         for key in keys:

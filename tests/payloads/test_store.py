@@ -12,16 +12,19 @@ import pytest
 import redis
 from celery import Celery
 
+from celery_batch.compat.deadline import waiting_until
 from celery_batch.errors import ConfigurationError
 from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.payloads.store import (
     DirectoryPayloads,
     NameTooLong,
     PayloadStore,
+    StoreAway,
     StoreError,
     StoreRefused,
     open_store,
 )
+from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
 
 
@@ -297,6 +300,29 @@ def test_a_payload_that_may_not_be_read(tmp_path: Path, monkeypatch: Any, scheme
     monkeypatch.setattr("builtins.open", refuse(open))
 
     assert [None, b"data"] == store.get(["a-1", "b-2"], [4, 4])
+
+
+@pytest.mark.parametrize("scheme", ["file", "local"])
+def test_a_store_that_blocks_is_given_up(tmp_path: Path, scheme: str):
+    """Callers get an error at their deadline, later ones at once, until the call has returned."""
+    store = open_store(Celery("stores", set_as_current=False), f"{scheme}://{tmp_path}")
+    pipe = tmp_path / "celery-batch-payload-a-1"
+    os.mkfifo(pipe)  # reading it blocks until it is written
+    with waiting_until(time.monotonic() + 0.1), pytest.raises(StoreAway, match="not returned in"):
+        store.get(["a-1"], [4])
+    with pytest.raises(StoreAway, match="an earlier call has not returned"):
+        store.put("b-2", b"data", 60)
+    pipe.write_bytes(b"")
+
+    def why_not() -> str:
+        try:
+            store.put("b-2", b"data", 60)
+        except StoreAway as error:
+            return str(error)
+        return ""
+
+    wait_until(why_not, [], what="store", timeout=20.0)
+    assert [b"data"] == store.get(["b-2"], [4])
 
 
 def test_a_file_that_may_not_be_deleted(tmp_path: Path, monkeypatch: Any):
