@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -19,6 +20,7 @@ from celery import Celery
 from kombu import pools
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from tests.services import forked
 from tests.services.ports import quiet_port
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +42,23 @@ TESTING = ROOT / "docs" / "how-to" / "tasks" / "testing.md"
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
 _FOLDERS = r"celery_batch|workers|webapp|deploy|bench|examples|tests|docs"
+
+#: What takes long to import in several examples, and its parts that they use.
+_SLOW = {
+    "fastapi": ["fastapi"],
+    "flask": ["flask"],
+    "pytest": ["pytest"],
+    "torch": ["torch"],
+    "transformers": ["transformers.models.bert.modeling_bert", "transformers.pipelines"],
+}
+
+#: Writes a model for the examples that want one.
+_SAVE_CLASSIFIER = """
+import transformers
+from pathlib import Path
+from tests.services.tiny_transformer import save_classifier
+save_classifier(Path({folder!r}))
+"""
 
 #: Appended to an example: each model in it is loaded and warmed up, as a worker would.
 _LOAD_MODELS = """
@@ -160,29 +179,44 @@ def documented_worker(document: Path, folder: Path, broker: str) -> Iterator[dic
         yield env
 
 
+def printed_by(code: str, folder: Path) -> str:
+    """Return what an example prints, whose page's other examples are in a folder."""
+    slow = [name for name in _SLOW if re.search(rf"^ *(import|from) {name}\b", code, re.MULTILINE)]
+    environ = dict.fromkeys(("HF_MODEL", "PYTHONPATH"), str(folder))
+    ran = forked.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "CELERY_BROKER_URL": "memory://", **environ},
+        timeout=100,
+        imports=[part for name in slow for part in _SLOW[name]],
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.strip()
+
+
+def group_of(example: Example) -> str:
+    """Return the name of the examples whose libraries are imported once for all."""
+    return "examples-torch" if re.search("import torch|HF_MODEL", example.code) else "examples"
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "example",
     [
-        each
+        pytest.param(each, marks=pytest.mark.xdist_group(group_of(each)))
         for each in examples()
         # The tutorial runs in tests/examples, where it may write files.
         if each.document != TUTORIAL and each.file != "client.py"
     ],
     ids=str,
 )
-def test_example_runs(example: Example, in_python, tmp_path: Path):
+def test_example_runs(example: Example, tmp_path: Path):
     """Each Python example runs beside its page's others, and its models load and warm up."""
     if "HF_MODEL" in example.code:
-        pytest.importorskip("transformers")
-        from tests.services.tiny_transformer import save_classifier  # noqa: PLC0415 (needs it)
-
-        save_classifier(tmp_path)
+        if not find_spec("transformers"):
+            pytest.skip("transformers is not installed")
+        assert "" == printed_by(_SAVE_CLASSIFIER.format(folder=str(tmp_path)), tmp_path)
     write_files(example.document, tmp_path)
-    environ = {"CELERY_BROKER_URL": "memory://"} | dict.fromkeys(
-        ("HF_MODEL", "PYTHONPATH"), str(tmp_path)
-    )
-    printed = in_python(example.code + _LOAD_MODELS, **environ)
+    printed = printed_by(example.code + _LOAD_MODELS, tmp_path)
 
     assert re.findall(r"^class (\w+)\(Model\)", example.code, re.MULTILINE) == printed.split()
 

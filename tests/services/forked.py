@@ -68,9 +68,10 @@ def run(
     text: str = "",
     timeout: float = 60,
     largest: int | None = None,
+    imports: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """
-    Run a command of ``celery`` to its end, forked if that makes no difference.
+    Run a command of ``celery``, or ``python -c``, to its end, forked if that makes no difference.
 
     Args:
         command: The command line.
@@ -78,9 +79,11 @@ def run(
         text: Its input.
         timeout: Seconds after which it is killed.
         largest: Bytes that a file of its may have.
+        imports: Libraries that it and others import, which are forked with it.
     """
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        process = begin(command, env=env, text=text, output=output, errors=errors, largest=largest)
+        streams = {"output": output, "errors": errors}
+        process = begin(command, env=env, text=text, **streams, largest=largest, imports=imports)
         try:
             code = process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -99,6 +102,7 @@ def begin(
     output: IO[str] | None = None,
     errors: IO[str] | None = None,
     largest: int | None = None,
+    imports: Sequence[str] = (),
 ) -> Command | subprocess.Popen[bytes]:
     """
     Start a command of ``celery``, forked if that makes no difference.
@@ -110,6 +114,7 @@ def begin(
         output: Where its output goes; by default nowhere.
         errors: The same for its errors.
         largest: Bytes that a file of its may have.
+        imports: Libraries that it and others import, which are forked with it.
     """
     reads, writes = os.pipe()
     fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, _INPUT)
@@ -120,7 +125,7 @@ def begin(
         nowhere = stack.enter_context(open(os.devnull, "w"))  # noqa: PTH123
         streams = [reads, *((each or nowhere).fileno() for each in (output, errors))]
         if not _makes_a_difference(env):
-            return Command(command, env, streams, largest)
+            return Command(command, env, streams, largest, imports)
         limit = resource.RLIM_INFINITY if largest is None else largest
         return subprocess.Popen(
             command,
@@ -224,6 +229,7 @@ class Command(_Process):
         env: Its environment.
         streams: The descriptors of its input, its output and its errors.
         largest: Bytes that a file of its may have.
+        imports: Libraries to import before it is forked.
     """
 
     def __init__(
@@ -232,8 +238,10 @@ class Command(_Process):
         env: Mapping[str, str],
         streams: Sequence[int],
         largest: int | None,
+        imports: Sequence[str],
     ) -> None:
         request = {"command": [*command], "env": {**env}, "largest": largest}
+        request["imports"] = [*imports]
         super().__init__(request, streams)
 
     def send_signal(self, number: int) -> None:

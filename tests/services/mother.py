@@ -13,7 +13,8 @@ differs from one that was executed in what it need not import.
 Two of their waits that only take time are shorter: for billiard a second before a pool process
 ends, for Celery half a second each while the pool's processes end.
 
-A command with three streams is forked without a reaper, as `subprocess` would start it.
+A command with three streams is forked without a reaper, as `subprocess` would start it; it may
+be a program for ``python -c``, and the request may name libraries to import before.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 import redis.utils
@@ -160,11 +161,11 @@ def _work(command: list[str]) -> NoReturn:
     reaper._end_with_reaper()
     with open(os.devnull) as nothing:  # noqa: PTH123
         os.dup2(nothing.fileno(), 0)
-    _be_celery(command)
+    _be_program(command)
 
 
-def _be_celery(command: list[str]) -> NoReturn:
-    """Be what ``celery`` is, called with this command line."""
+def _be_program(command: list[str]) -> NoReturn:
+    """Be what ``celery`` or ``python -c`` is, called with this command line."""
     signal.set_wakeup_fd(-1)
     for number in _TO_DEFAULT:
         signal.signal(number, signal.SIG_DFL)
@@ -172,8 +173,18 @@ def _be_celery(command: list[str]) -> NoReturn:
     for folder in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         if folder and folder not in sys.path:
             sys.path.insert(0, folder)
+    if command[1] == "-c":
+        _be_python(command[2])
     sys.argv = command
     sys.exit(importlib.import_module("celery.__main__").main())
+
+
+def _be_python(code: str) -> NoReturn:
+    """Be what ``python -c`` is, called with this code."""
+    sys.argv = ["-c"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    exec(compile(code, "<string>", "exec"), vars(sys.modules["__main__"]))  # noqa: S102 (a test's)
+    sys.exit()
 
 
 def _reap(options: int) -> None:
@@ -191,13 +202,24 @@ def _listen(line: socket.socket) -> Callable[[], NoReturn]:
             _reap(0)
             sys.exit()
         request = json.loads(text)
+        if request.get("imports"):
+            _import(request["imports"])
         if not os.fork():
             line.close()
             is_worker = len(descriptors) == _WORKERS_DESCRIPTORS
             (_run_reaper if is_worker else _run_command)(request, descriptors)
-            return lambda: (_work if is_worker else _be_celery)(request["command"])
+            return lambda: (_work if is_worker else _be_program)(request["command"])
         for each in descriptors:
             os.close(each)
+
+
+def _import(names: Sequence[str]) -> None:
+    """Import what is to be there in each fork from now on."""
+    if any(name not in sys.modules for name in names):
+        for name in names:
+            importlib.import_module(name)
+        gc.collect()
+        gc.freeze()  # what is shared stays shared
 
 
 def _hasten() -> None:
@@ -210,8 +232,7 @@ def _hasten() -> None:
 
 def main() -> NoReturn:
     """Import, then listen."""
-    for name in _LIBRARIES:
-        importlib.import_module(name)
+    _import(_LIBRARIES)
     _hasten()
     # What each would read from the metadata of all packages, a sixth of its start.
     for namespace in ("celery.commands", "celery.result_backends"):
@@ -219,8 +240,6 @@ def main() -> NoReturn:
     redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
     signal.signal(signal.SIGCHLD, lambda _number, _frame: _reap(os.WNOHANG))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.collect()
-    gc.freeze()  # what is shared stays shared
     _listen(socket.socket(fileno=int(sys.argv[1])))()
 
 
