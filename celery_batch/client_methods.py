@@ -177,7 +177,8 @@ class ClientMethods(Task):  # type: ignore[misc]
         Send one call for each row, all in one write; return their results in order.
 
         Args:
-            rows: Positional and keyword arguments of each call; either may be None.
+            rows: Positional and keyword arguments of each call, as in ``((1,), None)``; either
+                may be None.
             options: As for `apply_async`, the same for all; no ``task_id``.
 
         Returns:
@@ -186,6 +187,7 @@ class ClientMethods(Task):  # type: ignore[misc]
         Raises:
             PartlySent: Only some could be sent; the error says which.
             QueueFull: There is not enough room for all; none was sent.
+            TypeError: A row is something else.
         """
         return _client("publish.send_many").apply_many(self, rows, options)  # type: ignore[no-any-return]
 
@@ -212,7 +214,8 @@ class ClientMethods(Task):  # type: ignore[misc]
         The calls are written in a thread, and the event loop goes on meanwhile.
 
         Args:
-            rows: Positional and keyword arguments of each call; either may be None.
+            rows: Positional and keyword arguments of each call, as in ``((1,), None)``; either
+                may be None.
             options: As for `apply_async`, the same for all; no ``task_id``.
 
         Returns:

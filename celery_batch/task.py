@@ -414,6 +414,7 @@ def model_task(app: Any, model: type[Model], *, name: str | None = None, **optio
     name = name or app.gen_task_name(model.__name__, model.__module__)
     if options.get("pydantic"):  # before Celery asks for the library
         raise ConfigurationError(f"{name}: {NO_PYDANTIC}")
+    check_model_options(model)
     if model.predict is Model.predict:
         raise ConfigurationError(f"{name}: {model.__qualname__} must define predict(batch)")
     for stage in ("collate", "predict", "uncollate"):
@@ -422,7 +423,6 @@ def model_task(app: Any, model: type[Model], *, name: str | None = None, **optio
                 f"{name}: {model.__qualname__}.{stage} is an async function, which cannot run in"
                 f" Celery's pool; write it with def"
             )
-    check_model_options(model)
     _keep_key_names(name, model, options.get("batch_by"))
 
     check_stages(model)

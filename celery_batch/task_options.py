@@ -8,6 +8,7 @@ need into that class: Flask's pushes the app's context, Django's sends on commit
 from __future__ import annotations
 
 import inspect
+from difflib import get_close_matches
 from typing import Any
 
 from celery.utils.imports import symbol_by_name
@@ -44,6 +45,12 @@ def _bare(name: str) -> str:
     """Return a name as those have it who forget an underscore or a plural."""
     return name.replace("_", "").removesuffix("s")
 
+
+#: Methods of a model that a misspelt one is compared with.
+_METHODS = ("collate", "example", "examples", "load", "predict", "uncollate", "unload")
+
+#: Words as close as these differ in one or two letters, such as exampel; upload and unload do not.
+_CLOSE = 0.85
 
 _BARE_OF_TASKS = {_bare(name): name for name in _OF_TASKS}
 _BARE_OF_MODELS = {_bare(name): name for name in _OF_MODELS}
@@ -82,18 +89,20 @@ def refuse_unknown_options(cls: Any, known: set[str]) -> None:
 
 def check_model_options(model: type[Model]) -> None:
     """
-    Refuse options of the task in the class of its model, and misspelt options of the model.
+    Refuse options of the task in the class of its model, and misspelt options and methods.
 
     A model may have any attributes of its own: only those are refused that are called as an
-    option of ours, or almost so.
+    option or a method of ours, or almost so.
     """
     own = [vars(cls) for cls in model.__mro__ if cls not in Model.__mro__]
     names = {name: value for attributes in reversed(own) for name, value in attributes.items()}
     for name, value in names.items():
-        if name in _OF_MODELS or name.startswith("_"):
+        option = f"{model.__qualname__}.{name}"
+        if name in _METHODS and not callable(getattr(model, name)):
+            raise ConfigurationError(f"{option}: must be a method, got {value!r}")
+        if name in (*_OF_MODELS, *_METHODS) or name.startswith("_"):
             continue
         is_value = not (callable(value) or hasattr(value, "__get__"))
-        option = f"{model.__qualname__}.{name}"
         if name in _OF_TASKS and is_value:
             raise ConfigurationError(f"{option}: is an option of the task: give it to as_task(...)")
         near = _BARE_OF_MODELS.get(_bare(name))
@@ -108,6 +117,18 @@ def check_model_options(model: type[Model]) -> None:
                 f"{option}: is no option; did you mean {near}, which is an option of the task: give"
                 f" it to as_task(...)?"
             )
+        near = None if is_value else _misspelt_method(name)
+        if near is not None and near not in names:
+            raise ConfigurationError(
+                f"{option}: is no method of a model; did you mean {near}?  Give a method of your"
+                f" own another name, such as _{name}"
+            )
+
+
+def _misspelt_method(name: str) -> str | None:
+    """Return the method of a model that a name is almost; a longer one, as unloaded, is meant."""
+    near = get_close_matches(name, _METHODS, n=1, cutoff=_CLOSE)
+    return near[0] if near and not name.startswith(near[0]) else None
 
 
 def listable_signature(cls: Any) -> inspect.Signature:

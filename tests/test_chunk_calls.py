@@ -85,6 +85,12 @@ def test_rows_are_anything_with_an_order(join: Any, rows: Any):
     assert ["a-!", "b-!"] == join.delay_rows(rows).get()
 
 
+def test_an_array_without_dimensions_has_no_rows(join: Any):
+    """It is one value, though it is an array."""
+    with pytest.raises(InvalidChunk, match="list of rows, got a ndarray without dimensions"):
+        join.delay_rows(np.array(3.0))
+
+
 @pytest.mark.parametrize("rows", ["ab", b"ab", {"a": 1}, {"a"}, 7, None], ids=repr)
 def test_one_value_is_no_list_of_rows(join: Any, rows: Any):
     """A text is not taken for its letters, nor anything for rows that has no order."""

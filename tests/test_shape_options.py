@@ -170,6 +170,20 @@ def test_a_model_is_warmed_up_with_every_shape(app, caplog):
     assert "shop.count: warmed up with 4 shapes" in caplog.text
 
 
+@pytest.mark.parametrize(("method", "says"), [
+    ("example", r"shop\.none\.example: must return an input, example\(8\) returned None"),
+    ("examples", r"None\.examples: must return a list of inputs, got None"),
+])  # fmt: skip
+@pytest.mark.parametrize("cost", [{}, {"cost": "item", "max_batch_cost": 64, "padded": True}])
+def test_an_example_that_is_none_is_named(app, method, says, cost):
+    """A forgotten return statement is not taken for an input without a cost."""
+    kind = type("None", (Counter,), {method: lambda *_: None})
+    kind.as_task(app, name="shop.none", **cost)
+
+    with pytest.raises(LoadFailed, match=says):
+        load_models(app, ["shop.none"])
+
+
 def test_examples_run_in_calls_of_the_sizes(app):
     """Also if there are fewer or more of them than a call has rows, with the padding row."""
 

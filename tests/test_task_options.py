@@ -166,8 +166,43 @@ class TestOptions:
         assert message == refusal(lambda: heir.as_task(app, name="shop.t"))
 
     @pytest.mark.parametrize(
+        ("name", "near"),
+        [
+            ("colate", "collate"),
+            ("uncolate", "uncollate"),
+            ("exampel", "example"),
+            ("exampels", "examples"),
+            ("unlod", "unload"),
+            ("preditc", "predict"),
+        ],
+    )
+    def test_misspelt_method_of_a_model(self, app: Celery, name: str, near: str):
+        """It would never be called, so the model is refused."""
+        parent = Model if near == "predict" else Doubles
+        kind = type("A", (parent,), {name: lambda _self, *_: None})
+
+        assert (
+            f"A.{name}: is no method of a model; did you mean {near}?  Give a method of your own"
+            f" another name, such as _{name}"
+        ) == refusal(lambda: kind.as_task(app, name="shop.t"))
+
+    @pytest.mark.parametrize(
+        "method", ["collate", "example", "examples", "load", "predict", "uncollate", "unload"]
+    )
+    def test_a_method_that_is_none(self, app: Celery, method: str):
+        """What a model has in place of a method is refused by name."""
+        kind = type("A", (Doubles,), {method: 3})
+
+        assert f"A.{method}: must be a method, got 3" == refusal(
+            lambda: kind.as_task(app, name="shop.t")
+        )
+
+    @pytest.mark.parametrize(
         "attributes",
         [
+            {"_colate": len, "reload": len, "upload": len, "collate_fn": len, "predict_one": len},
+            {"unload": len, "unlod": len, "loaded": property(len), "unloaded": property(len)},
+            {"colate": 3, "__len__": len, "sample": len, "loads": len, "predictor": len},
             {"tokenizer": None, "BATCH_SIZE": 8, "name": "x", "max_retries": 3, "batch": 4},
             {"padded": lambda _self, rows: rows, "linger": property(len), "_max_wait": 1},
             {"version": "2", "versions": ["1", "2"], "cost": len, "timeout": 5},

@@ -8,7 +8,7 @@ from typing import Any
 from celery_batch.checks.facts import PREFORK, Facts
 from celery_batch.checks.finding import Finding, ok, problem, warning
 from celery_batch.compat.fast_paths import PathState, states_in_words
-from celery_batch.config import milliseconds_warnings, policy_of, usual_messages
+from celery_batch.config import milliseconds_warnings, policy_of, steps_of, usual_messages
 from celery_batch.runtime.signature import key_names
 
 
@@ -51,7 +51,7 @@ def policies(facts: Facts) -> Iterator[Finding]:
 
 
 def costs(facts: Facts) -> Iterator[Finding]:
-    """Items that cost more than a batch may, and costs that are the same in each batch."""
+    """Items that cost more than a batch or a length may, and costs that are all the same."""
     for task in facts.tasks:
         batch, item = task.max_batch_cost, task.max_item_cost
         if batch and item and item > batch:
@@ -59,6 +59,13 @@ def costs(facts: Facts) -> Iterator[Finding]:
                 f"{task.name}: an item may cost {item:g} (max_item_cost), and a batch {batch:g}"
                 " (max_batch_cost): an item that costs more than a batch runs alone.",
                 f"Raise max_batch_cost, or lower max_item_cost to {batch:g}.",
+            )
+        longest = max(steps_of(task, "batch_lengths"), default=None)
+        if longest and task.padded and item and item > longest:
+            yield warning(
+                f"{task.name}: an item may cost {item:g} (max_item_cost), and the largest of"
+                f" batch_lengths is {longest}: a longer item is padded to none of them.",
+                f"Lower max_item_cost to {longest}, or add a larger length.",
             )
         cost, keys = (_own_or_model_s(task, option) for option in ("cost", "batch_by"))
         if (batch or item) and isinstance(cost, str) and cost in key_names(keys):

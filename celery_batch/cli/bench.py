@@ -29,8 +29,10 @@ from celery_batch.cli.common import (
     batch_task,
     check_plot,
     finish_axes,
+    leave_out_costly,
     plotted,
     rows_of_file,
+    say_left_out,
     wrapped,
 )
 from celery_batch.cli.errors import INTERRUPTED, errors_in_one_line
@@ -169,8 +171,8 @@ def _check_requests(rates: Sequence[float], duration: float) -> None:
 
 
 def _rows(task: BatchTask, sources: Sequence[str], field: str | None) -> list[Row]:
-    """Return the rows of all sources, each a file or JSON."""
-    return [
+    """Return the rows of all sources, each a file or JSON, that the task takes."""
+    rows = [
         row
         for source in sources
         for row in (
@@ -180,6 +182,10 @@ def _rows(task: BatchTask, sources: Sequence[str], field: str | None) -> list[Ro
             else _row_of_json(task, source, field)
         )
     ]
+    total = len(rows)
+    leave_out_costly(task, rows)
+    say_left_out(total - len(rows), total, "are too large for the task")
+    return rows
 
 
 def _row_of_json(task: BatchTask, text: str, field: str | None) -> list[Row]:

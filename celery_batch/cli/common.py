@@ -18,7 +18,8 @@ import click
 from celery_batch.backfill.inputs import Arguments, Input, some_fit
 from celery_batch.batches import Batches, takes_no_rows
 from celery_batch.config import did_you_mean
-from celery_batch.errors import ConfigurationError
+from celery_batch.errors import BackfillError, BatchError, ConfigurationError
+from celery_batch.items.functions import item_cost_of
 from celery_batch.task import BatchTask
 from celery_batch.worker.scheduling.routing import batch_tasks
 
@@ -34,6 +35,7 @@ __all__ = [
     "check_plot",
     "duration",
     "finish_axes",
+    "leave_out_costly",
     "plotted",
     "rows_of_file",
     "say_left_out",
@@ -107,6 +109,23 @@ def rows_of_file(task: BatchTask, source: str, field: str | None = None) -> list
     if not rows:
         raise ConfigurationError(f"{source}: has no rows to measure with")
     return rows
+
+
+def leave_out_costly(task: BatchTask, rows: list[Row]) -> None:
+    """
+    Remove the rows that cost more than the task takes, or that have no cost.
+
+    Raises:
+        BackfillError: That would be all of them.
+    """
+    item_cost = item_cost_of(task)
+    if item_cost is not None:
+        costs = item_cost.of_rows([*zip(*rows, strict=True)])
+        errors = [each for each in costs if isinstance(each, BatchError)]
+        if len(errors) == len(rows):
+            raise BackfillError(f"no row fits the task: {errors[0]}") from errors[0]
+        pairs = zip(rows, costs, strict=True)
+        rows[:] = [row for row, cost in pairs if not isinstance(cost, BatchError)]
 
 
 def say_left_out(count: int, total: int, why: str) -> None:

@@ -31,6 +31,7 @@ from celery_batch.cli.common import (
     batch_task,
     check_plot,
     finish_axes,
+    leave_out_costly,
     plotted,
     rows_of_file,
     say_left_out,
@@ -41,7 +42,6 @@ from celery_batch.cli.trace import load_of, record
 from celery_batch.config import LARGEST_BATCH, policy_of, steps_of
 from celery_batch.errors import (
     BackfillError,
-    BatchError,
     ConfigurationError,
     ItemTooLarge,
     ModelError,
@@ -111,23 +111,6 @@ def costs_of(task: BatchTask, rows: Sequence[Row]) -> list[float]:
     """Return what rows cost; none where the task's batches are not limited by cost."""
     item_cost = item_cost_of(task) if task.max_batch_cost is not None else None
     return [] if item_cost is None else [item_cost.of_call(row, {}) for row in rows]
-
-
-def leave_out_costly(task: BatchTask, rows: list[Row]) -> None:
-    """
-    Remove the rows that cost more than the task takes, or that have no cost.
-
-    Raises:
-        BackfillError: That would be all of them.
-    """
-    item_cost = item_cost_of(task)
-    if item_cost is not None:
-        costs = item_cost.of_rows([*zip(*rows, strict=True)])
-        errors = [each for each in costs if isinstance(each, BatchError)]
-        if len(errors) == len(rows):
-            raise BackfillError(f"no row fits the task: {errors[0]}") from errors[0]
-        pairs = zip(rows, costs, strict=True)
-        rows[:] = [row for row, cost in pairs if not isinstance(cost, BatchError)]
 
 
 def probe(task: BatchTask, rows: list[Row]) -> Callable[[int], Run]:

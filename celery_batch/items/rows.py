@@ -220,8 +220,10 @@ def _key(name: str, value: Any) -> Any:
 def _rows(name: str, column: Any) -> Any:
     """Return an argument as a list or an array; refuse what has no order, or is one value."""
     is_one = isinstance(column, (str, bytes, bytearray, Mapping, set, frozenset))
-    if is_one or not isinstance(column, Iterable) or getattr(column, "ndim", 1) == 0:
-        raise InvalidChunk(f"{name}: must be a list of rows, got a {type(column).__name__}")
+    is_scalar = getattr(column, "ndim", 1) == 0
+    if is_one or is_scalar or not isinstance(column, Iterable):
+        kind = f"{type(column).__name__}{' without dimensions' * is_scalar}"
+        raise InvalidChunk(f"{name}: must be a list of rows, got a {kind}")
     return column if is_array(column) else list(column)
 
 

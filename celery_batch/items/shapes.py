@@ -253,7 +253,10 @@ def _rows(task: Any, instance: Model | None, length: int | None) -> list[Row]:
         return _examples(instance) or _fillers(task, instance)
     own = own_attribute(task, "example")
     example = own if own is not None else instance.example  # type: ignore[union-attr]
-    return [row_of(f"{task.name}.example", task._batch_signature, example(length))]
+    name, found = f"{task.name}.example", example(length)
+    if found is None:
+        raise ConfigurationError(f"{name}: must return an input, example({length}) returned None")
+    return [row_of(name, task._batch_signature, found)]
 
 
 def _examples(instance: Model | None) -> list[Row]:

@@ -476,8 +476,10 @@ def open_store(app: Any, url: str) -> PayloadStore:
     fsspec knows.
     """
     scheme = urlsplit(url).scheme
-    if scheme == "file":
-        return DirectoryPayloads(_directory_of(url))
+    if scheme in ("file", "local"):  # the latter is fsspec's
+        directory = _directory_of(url)
+        if scheme == "file":
+            return DirectoryPayloads(directory)
     if scheme == "memory":
         raise ConfigurationError(
             f"batch_payload_store: a store in memory belongs to one process, so that no other"
@@ -497,7 +499,7 @@ def open_store(app: Any, url: str) -> PayloadStore:
 
 
 def _directory_of(url: str) -> Path:
-    """Return the directory of a ``file`` URL, whose path alone counts: it names no host."""
+    """Return the directory of a URL of files, whose path alone counts: it names no host."""
     host, path = urlsplit(url)[1:3]
     if host not in ("", "localhost") or not path.startswith("/"):
         right = "/".join(part for part in (host, path.strip("/")) if part)

@@ -57,6 +57,8 @@ def signature_of(model: type[Model]) -> inspect.Signature:
 def example_rows(model: type[Model], examples: Iterable[Any]) -> list[tuple[Any, ...]]:
     """Return a model's examples as rows, with one value for each parameter."""
     name, signature = f"{model.__qualname__}.examples", signature_of(model)
+    if examples is None:
+        raise ConfigurationError(f"{name}: must return a list of inputs, got None")
     return [row_of(name, signature, example) for example in examples]
 
 

@@ -19,6 +19,7 @@ from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from importlib import import_module
+from importlib.util import find_spec
 from math import prod
 from operator import methodcaller
 from struct import Struct
@@ -209,7 +210,10 @@ class EncodedArray:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:  # noqa: FBT001 (NumPy's)
         """Return it as an array, for NumPy's functions."""
         numpy = import_module("numpy")
-        return numpy.array(self._as_array(numpy), dtype, copy=copy)
+        found = self._as_array(numpy)
+        if found is self:
+            raise TypeError(self._way_out())
+        return numpy.array(found, dtype, copy=copy)
 
     def __len__(self) -> int:
         """Return the length of its first dimension."""
@@ -229,9 +233,44 @@ class EncodedArray:
 
     def _numbers(self, data: bytes) -> Iterator[Any]:
         dtype = _TORCH_DTYPES[self.dtype] if self.kind == TENSOR else self.dtype
+        size = self.itemsize
+        elements = (data[start : start + size] for start in range(0, len(data), size or 1))
+        if self.dtype == "bfloat16":  # the first half of a float32
+            dtype, data = "<f4", b"".join(b"\0\0" + half for half in elements)
         if dtype in _FORMATS:
             return (number for (number,) in Struct(f"<{_FORMATS[dtype]}").iter_unpack(data))
-        return iter(self._as_array(import_module("numpy")).tolist())
+        if size and str(dtype).startswith("<U"):
+            return (each.decode("utf-32-le", "surrogatepass").rstrip("\0") for each in elements)
+        found = self.decode()
+        if found is self:
+            raise TypeError(self._way_out())
+        return iter(found.tolist())
+
+    def __getattr__(self, name: str) -> Any:
+        """Say how to get an array, which has more attributes."""
+        raise AttributeError(name if name.startswith("__") else f"{name}: {self._way_out()}")
+
+    def __getitem__(self, _index: Any) -> Any:
+        """Say how to get an array, which has elements."""
+        raise TypeError(self._way_out())
+
+    def _calculate(self, other: Any) -> Any:
+        """Leave it to NumPy's arrays and numbers; else say how to get an array."""
+        if isinstance(other, (_NDArray, _NumPyScalar)):
+            return NotImplemented
+        raise TypeError(self._way_out())
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = _calculate
+    __truediv__ = __rtruediv__ = __lt__ = __le__ = __gt__ = __ge__ = _calculate
+
+    def _way_out(self) -> str:
+        if self.dtype.startswith("float8"):
+            way = "import torch first"
+        elif find_spec("numpy") is None:
+            way = "install NumPy, or make lists of it with celery_batch.as_lists()"
+        else:
+            way = "call its decode()"
+        return f"{self!r} is not decoded to an array: {way}"
 
     def __eq__(self, other: object) -> bool:
         """Return whether the other has the same type, shape and bytes."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from functools import wraps
 from itertools import islice
 from typing import Any
 
 from celery.backends.base import DisabledBackend
 from kombu.exceptions import EncodeError
-from kombu.serialization import dumps
 
 from celery_batch.serialization.arrays import is_array
 
@@ -18,58 +18,70 @@ __all__ = ["check_output", "explain_encode_errors"]
 #: Types that every serializer encodes; NumPy's ``float64`` is a ``float`` with a ``tolist``, too.
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
-#: Most values that are searched for an array.
+#: What has values that a list can have instead.
+_LISTABLE = (AbstractSet, Iterator, range)
+
+#: Most values that are searched for one that cannot be encoded.
 _MOST_VALUES = 10_000
 
 
-def check_output(backend: Any, output: Any) -> None:
-    """Raise `EncodeError` if a backend could not store an output; it names an array."""
+def check_output(backend: Any, task: str, output: Any) -> None:
+    """Raise `EncodeError` if a backend could not store a task's output; it names the value."""
     if isinstance(backend, DisabledBackend):  # a worker stores nothing either
         return
     try:
         backend.encode(backend.prepare_value(output))
     except EncodeError as error:
-        raise _explained(error, backend, output) from error
+        raise _explained(error, backend, task, output) from error
 
 
 def explain_encode_errors(backend: Any) -> None:
-    """Make a result backend's errors name an array that it cannot encode."""
+    """Make a result backend's errors name the task, and the value that it cannot encode."""
     if "mark_as_done" in vars(backend):
         return
     own = backend.mark_as_done
 
     @wraps(own)
-    def mark_as_done(task_id: str, result: Any, *args: Any, **options: Any) -> Any:
+    def mark_as_done(
+        task_id: str, result: Any, request: Any = None, *args: Any, **options: Any
+    ) -> Any:
         try:
-            return own(task_id, result, *args, **options)
+            return own(task_id, result, request, *args, **options)
         except EncodeError as error:
-            raise _explained(error, backend, result) from error
+            raise _explained(error, backend, getattr(request, "task", None), result) from error
 
     backend.mark_as_done = mark_as_done
 
 
-def _explained(error: EncodeError, backend: Any, output: Any) -> EncodeError:
-    """Return an error that names the first array in an output, or else the same error."""
+def _explained(error: EncodeError, backend: Any, task: str | None, output: Any) -> EncodeError:
+    """Return an error that names the first value in an output that cannot be encoded."""
+    head, serializer = f"{task}: " if task else "", f"the result serializer {backend.serializer!r}"
     for place, value in _values(output):
-        if why := _why_not(value):
+        if why := _why_not(backend, value):
             kind = type(value)
-            name = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
+            module = kind.__module__.partition(".")[0]
+            name = f"{'' if module == 'builtins' else f'{module}.'}{kind.__qualname__}"
             where = f" at {place}" if place else ""
             return EncodeError(
-                f"the output has a {name}{where}, which the result serializer"
-                f" {backend.serializer!r} cannot encode: {why}"
+                f"{head}the output has a {name}{where}, which {serializer} cannot encode: {why}"
             )
-    return error
+    return EncodeError(f"{head}{serializer} cannot encode the output: {error}")
 
 
-def _why_not(value: Any) -> str | None:
+def _why_not(backend: Any, value: Any) -> str | None:
     """Return why a value, not what is in it, cannot be encoded; None if it may be."""
-    if isinstance(value, _PLAIN) or not callable(getattr(value, "tolist", None)):
+    if isinstance(value, (*_PLAIN, dict, list, tuple)):
         return None
     try:
-        dumps(value, serializer="json")
+        backend.encode(value)
     except EncodeError as error:
-        return str(error) if is_array(value) else "return its .tolist()"
+        if is_array(value):
+            return str(error)
+        if callable(getattr(value, "tolist", None)):
+            return "return its .tolist()"
+        if isinstance(value, _LISTABLE):
+            return "return a list of its values"
+        return "return numbers, texts, lists or dicts of what the caller needs of it"
     return None
 
 

@@ -76,8 +76,10 @@ def array_as_list(array: Any) -> Any:
     if isinstance(array, EncodedArray) and find_spec("numpy") is None:
         try:
             return _decoded_lists(array)
-        except ImportError:
+        except TypeError:
             raise TypeError(f"without NumPy JSON has no {array!r}") from None
+    if _is_plain_tensor(array):
+        return array.tolist()
     found = to_numpy(array)
     dtype = getattr(found, "dtype", "objects")
     if getattr(dtype, "kind", "") not in _KINDS:
@@ -86,6 +88,17 @@ def array_as_list(array: Any) -> Any:
             f" send the real and imaginary parts of complex numbers separately"
         )
     return found.tolist()
+
+
+def _is_plain_tensor(array: Any) -> bool:
+    """Return whether an array is a tensor that has lists of JSON's numbers without NumPy."""
+    torch = sys.modules.get("torch")
+    return (
+        torch is not None
+        and isinstance(array, torch.Tensor)
+        and array.layout is torch.strided
+        and not (array.is_complex() or array.is_quantized or array.is_nested)
+    )
 
 
 def _decoded_lists(array: EncodedArray) -> Any:

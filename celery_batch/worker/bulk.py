@@ -130,20 +130,27 @@ class BulkPath:
         """
         Return whether this Redis runs what fetching needs beside the lease.
 
-        BLMOVE waits for messages.  A script that may not run the others would find none, or fail
-        when it has taken some.
+        BLMOVE waits for messages.  A script that may not run RPOP or ZCARD would find none, or
+        fail when it has taken some; one without LINDEX cannot tell whose message is the next.
         """
         client, key = lease.client, lease.keys.alive
         commands: dict[str, Callable[[], Any]] = {
             "BLMOVE": partial(client.blmove, key, key, 1),
             "RPOP": partial(client.rpop, key),
             "ZCARD": partial(client.zcard, key),
+            "LINDEX": partial(client.lindex, key, -1),
         }
         for name, run in commands.items():
             try:
                 run()
             except ResponseError as error:  # the key is no list
-                if lacks_command(error):
+                if lacks_command(error) and name == "LINDEX":
+                    logger.warning(
+                        "this Redis has no LINDEX (%s): worker_prefetch_multiplier does not limit"
+                        " ordinary tasks beside batch tasks",
+                        error,
+                    )
+                elif lacks_command(error):
                     logger.warning(
                         "this Redis has no %s (%s): messages are read one by one", name, error
                     )

@@ -715,6 +715,34 @@ def test_a_cost_that_is_the_same_in_each_batch_is_named():
     assert "cost and batch_by both name lang" in found.says
 
 
+def test_items_that_are_longer_than_each_length_are_named():
+    """Where the cost of an item is its length."""
+    app = Celery("shaped", broker="memory://", set_as_current=False)
+    shapes = {"batch_sizes": (1, 4), "batch_lengths": (8, 16), "example": lambda n: "x" * n}
+    options = {**shapes, "cost": "text", "max_batch_cost": 64}
+
+    @app.task(base=BatchTask, name="long", shared=False, padded=True, max_item_cost=17, **options)
+    def long(text):
+        return text
+
+    @app.task(base=BatchTask, name="fits", shared=False, padded=True, max_item_cost=16, **options)
+    def fits(text):
+        return text
+
+    @app.task(base=BatchTask, name="other", shared=False, max_item_cost=17, **options)
+    def other(text):
+        return text
+
+    tasks = tuple(app.tasks[name] for name in ("long", "fits", "other"))
+    (found,) = tasks_checks.costs(replace(GOOD, app=app, tasks=tasks))
+
+    assert Level.WARNING == found.level
+    assert found.says.startswith(
+        "long: an item may cost 17 (max_item_cost), and the largest of batch_lengths is 16"
+    )
+    assert found.fix == "Lower max_item_cost to 16, or add a larger length."
+
+
 @pytest.mark.parametrize(
     ("check", "facts", "words"), FINE, ids=[f"{check.__name__}-{words}" for check, _, words in FINE]
 )

@@ -127,6 +127,28 @@ def test_a_timeout_is_shown_as_more_than_that(run):
     assert "> 10 s" in done.output.splitlines()[1]
 
 
+def test_rows_that_the_task_refuses_are_left_out(app, run):
+    """They would fail at once, and say nothing of latency; if all are, nothing is sent."""
+
+    @app.task(base=BatchTask, name="short", shared=False, cost="x", max_item_cost=3)
+    def short(x):
+        return x
+
+    words = ("short", "--rate", "10", "--duration", "1", "--input", '"long text"')
+    done, generator = run(*words, "--input", '"ab"')
+
+    assert 0 == done.exit_code, done.output
+    assert "1 of 2 rows are too large for the task, and are left out" in done.stderr
+    assert {("ab",)} == {row for _, rows in generator.runs for row in rows}
+
+    done, generator = run(*words)
+
+    assert 1 == done.exit_code
+    assert "Error: no row fits the task: " in done.stderr
+    assert "max_item_cost" in done.stderr
+    assert not generator.runs
+
+
 def test_a_long_json_text_is_no_file(run):
     """Though longer than a file's name may be."""
     text = json.dumps("a" * 5000)

@@ -40,6 +40,19 @@ def test_many_calls_of_a_coroutine_are_one_write(sender: Callable[..., Sender]) 
     assert plain[0] == plain[1]
 
 
+@pytest.mark.parametrize("row", [1, (1,), "ab", (1, 2), ((1,), 2), {"a": 1}, None], ids=repr)
+@pytest.mark.parametrize("limit", [None, 10])
+def test_rows_that_are_no_arguments(sender: Callable[..., Sender], row: Any, limit: Any) -> None:
+    """The error says what a row is, and names the method that takes items; nothing is sent."""
+    here = sender(max_queue=limit)
+    says = r"each row must be .* such as \(\(1,\), None\), got .*; delay_many takes items"
+
+    for send in (here.task.apply_many, lambda rows: asyncio.run(here.task.aapply_many(rows))):
+        with pytest.raises(TypeError, match=says):
+            send([((1,), None), row])
+    assert {} == here.taken()
+
+
 def test_event_loop_goes_on_while_many_calls_are_written(
     sender: Callable[..., Sender], monkeypatch: pytest.MonkeyPatch
 ) -> None:

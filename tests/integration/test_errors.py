@@ -71,12 +71,13 @@ def test_unserialisable_output_fails_its_own_item(redis_place: Place):
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
+        ("set", r"^shop\.odd: the output has a set at \['of'\]\[0\].*return a list of its values"),
         ("ndarray", r"numpy\.ndarray at \['of'\]\[0\].*\.tolist\(\)"),
         ("masked", r"numpy\.MaskedArray at \['of'\]\[0\].*\.filled\(\)"),
     ],
 )
-def test_an_array_as_output_says_what_to_return(redis_place: Place, kind: str, error: str):
-    """Who returns an array hears which it is, where it stands, and what can be stored."""
+def test_an_output_that_json_has_not_says_what_to_return(redis_place: Place, kind: str, error: str):
+    """The error says which value it is, where it stands, and what can be stored."""
     results = together(redis_place, "good", kind, kind)
 
     assert "GOOD" == results[0].get(timeout=30)

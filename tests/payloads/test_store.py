@@ -244,6 +244,8 @@ def test_urls_that_name_no_store(url: str):
         ("file://tmp/payloads", "such as file:///tmp/payloads, got 'file://tmp/payloads'"),
         ("file:payloads", "such as file:///payloads, got"),
         ("file://", "such as file:///var/payloads, got"),
+        ("local://tmp/payloads", "such as file:///tmp/payloads, got 'local://tmp/payloads'"),
+        ("local:payloads", "such as file:///payloads, got"),
         ("memory://", "belongs to one process"),
         ("memory://payloads", "such as redis://localhost:6379/1 or file:///var/payloads, got"),
     ],

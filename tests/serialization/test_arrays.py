@@ -371,6 +371,41 @@ def test_an_encoded_array_says_what_is_wrong():
         EncodedArray("list", "<f4", (2,), b"ab")
 
 
+@pytest.mark.parametrize(
+    ("kind", "dtype", "missing", "way"),
+    [
+        ("ndarray", "<f4", True, "install NumPy, or make lists of it with celery_batch.as_lists()"),
+        ("tensor", "bfloat16", True, "install NumPy, or make lists of it"),
+        ("ndarray", "<f4", False, "call its decode()"),
+        ("tensor", "float8_e5m2", False, "import torch first"),
+    ],
+)
+def test_an_encoded_array_says_how_to_get_an_array(monkeypatch, kind, dtype, missing, way):
+    """Whoever takes it for one is told what is missing in this process."""
+    if missing:
+        monkeypatch.setitem(sys.modules, "numpy", None)
+    size = 4 if dtype == "<f4" else 2 if dtype == "bfloat16" else 1
+    array = EncodedArray(kind, dtype, (2,), bytes(2 * size))
+    uses = [lambda: array[0], lambda: array + 1, lambda: 1 / array, lambda: array > 0]
+
+    for use in (*uses, lambda: array.mean):
+        with pytest.raises((TypeError, AttributeError)) as raised:
+            use()
+        assert f"{array!r} is not decoded to an array: {way}" in str(raised.value)
+    assert not hasattr(array, "tolist")
+
+
+def test_numpy_calculates_with_encoded_arrays():
+    """It decodes them; it has no array of some of torch's."""
+    array = EncodedArray("ndarray", "<f4", (2,), np.array([1, 2], "<f4").tobytes())
+    ones, eight = np.ones(2, "f4"), EncodedArray("tensor", "float8_e5m2", (2,), b"ab")
+
+    assert [[2, 3]] * 2 == [(array + ones).tolist(), (ones + array).tolist()]
+    assert [0.5, 1] == (array / np.float32(2)).tolist()
+    with pytest.raises(TypeError, match="import torch first"):
+        np.asarray(eight)
+
+
 def test_a_value_that_contains_itself():
     """Is refused, as by kombu, though it has a typed value."""
     value: list[object] = [np.ones(1)]

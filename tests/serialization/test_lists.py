@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -62,7 +64,16 @@ def test_elements_that_json_has_not_are_refused(value):
 
 
 @pytest.mark.parametrize(
-    "array", [np.arange(6, dtype="f4").reshape(2, 3), np.array(7, "i2"), np.zeros((2, 0))], ids=str
+    "array",
+    [
+        np.arange(6, dtype="f4").reshape(2, 3),
+        np.array(7, "i2"),
+        np.zeros((2, 0)),
+        np.array([["a", "\u00e4\U0001f600"], ["", "abc"]]),
+        np.array(["", ""]),
+        torch.tensor([[1.5, -3e38], [0, 1e-40]]).bfloat16(),
+    ],
+    ids=str,
 )
 def test_encoded_arrays_need_no_numpy(monkeypatch, array):
     """A process without NumPy has lists of what it could not decode."""
@@ -70,6 +81,28 @@ def test_encoded_arrays_need_no_numpy(monkeypatch, array):
     monkeypatch.setattr("celery_batch.serialization.lists.find_spec", lambda _name: None)
 
     assert array.tolist() == as_lists(EncodedArray(kind, dtype, tuple(shape), bytes(data)))
+
+
+def test_tensors_need_no_numpy():
+    """A worker with torch alone has lists, too; what JSON has not stays."""
+    program = """
+import sys
+sys.modules["numpy"] = None
+import torch
+from celery import Celery
+from celery_batch import BatchTask, as_lists
+app = Celery("shop", set_as_current=False)
+@app.task(base=BatchTask, name="made", outputs="lists")
+def made(x):
+    return [torch.tensor([1.5, 2.0]).to(getattr(torch, each)) for each in x]
+print(made.run_batch(["float32", "bfloat16", "float16", "float8_e5m2", "int8"]))
+print(as_lists({"a": torch.ones(2, dtype=torch.bool), "b": torch.tensor(3)}))
+"""
+    line = [sys.executable, "-W", "ignore", "-c", program]
+    ran = subprocess.run(line, capture_output=True, text=True, check=False)
+    numbers = [1.5, 2.0]
+
+    assert f"{[*[numbers] * 4, [1, 2]]}\n{{'a': [True, True], 'b': 3}}\n" == ran.stdout, ran.stderr
 
 
 def test_each_array_of_a_list_becomes_a_list():

@@ -107,6 +107,8 @@ def _odd_one(one):
             return ValueError("a bad item")
         case "unserialisable":
             return object()
+        case "set":
+            return {"of": [{1, 2}]}
         case "ndarray" | "masked":
             import numpy as np  # noqa: PLC0415 (the other tests' workers need none)
 

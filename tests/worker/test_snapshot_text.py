@@ -19,7 +19,12 @@ BUSY = {
 def test_a_line_for_each_task():
     """Each task has a readable line."""
     idle = {"served": True, "max_batch_size": 8, "batches": 0}
-    tasks = {"a": BUSY, "b": idle, "of another queue": {**idle, "served": False}}
+    tasks = {
+        "a": BUSY,
+        "b": idle,
+        "c": {**idle, "max_batch_size": 1},
+        "of another queue": {**idle, "served": False},
+    }
     stats = {"devices": ["cuda:0"], "device_idle_share": 0.25, "tasks": tasks}
 
     assert {
@@ -27,9 +32,10 @@ def test_a_line_for_each_task():
         "batches of a": (
             "1,000, of 12.3 rows on average and up to 64; wait 11.5 ms, of 95 in 100 up to"
             " 250 ms; model 6.12 ms, of 95 in 100 up to 1.5 s;"
-            " now 3 requests waiting, 1 batches running"
+            " now 3 requests waiting, 1 batch running"
         ),
         "batches of b": "none yet, of up to 8 rows",
+        "batches of c": "none yet, of up to 1 row",
     } == in_words(stats)
 
 

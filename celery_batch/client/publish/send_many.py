@@ -56,6 +56,7 @@ def apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[
         raise ConfigurationError(f"{task.name}: many calls cannot have one task_id")
     publisher = Publisher.of(task.app)
     results: list[Any] = []
+    rows = map(_call_of, rows)
     with publisher.limiter().admit_rows(task, options, rows) as admitted, _bulk(results) as bulk:
         sender = _ManySender(task, options, bulk)
         for args, kwargs in admitted:  # a generator of rows may send and wait meanwhile
@@ -66,6 +67,21 @@ def apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[
                 )
             results.append(result)
     return results
+
+
+def _call_of(row: Any) -> tuple[Any, Any]:
+    """Return the arguments of a call, by position and by name."""
+    try:
+        args, kwargs = row
+        are_args = args is None or isinstance(args, (tuple, list))
+        if are_args and (kwargs is None or isinstance(kwargs, (dict, Mapping))):
+            return args, kwargs
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(
+        f"each row must be the arguments of a call by position and by name, such as ((1,), None),"
+        f" got {row!r:.60}; delay_many takes items as they are"
+    )
 
 
 class _ManySender:

@@ -472,7 +472,7 @@ class EagerBatchResult(EagerResult):  # type: ignore[misc]
         if not isinstance(result, EagerResult) or result.state != states.SUCCESS or ignored:
             return result
         try:
-            check_output(task.backend, result.result)
+            check_output(task.backend, task.name, result.result)
         except EncodeError as error:
             throw = options.get("throw")
             if task.app.conf.task_eager_propagates if throw is None else throw:

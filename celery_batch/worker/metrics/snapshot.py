@@ -84,13 +84,18 @@ def in_words(stats: Mapping[str, Any]) -> dict[str, str]:
 def _task(task: Mapping[str, Any]) -> str:
     batches, largest = task["batches"], task["max_batch_size"]
     if not batches:
-        return f"none yet, of up to {largest} rows"
+        return f"none yet, of up to {_counted(largest, 'row', 'rows')}"
     average = task["rows"] / batches
-    now = f"now {task['waiting']:,} requests waiting, {task['running']:,} batches running"
+    waiting = _counted(task["waiting"], "request", "requests")
+    now = f"now {waiting} waiting, {_counted(task['running'], 'batch', 'batches')} running"
     return (
         f"{batches:,}, of {average:.1f} rows on average and up to {largest};"
         f" wait {_spread(task['wait'])}; model {_spread(task['model'])}; {now}"
     )
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"
 
 
 def _spread(seconds: Mapping[str, float | None]) -> str:

@@ -149,7 +149,8 @@ def scores(app: Celery):
 
     @app.task(base=BatchTask, name="eager.scores")
     def scores(kind):
-        made = {"array": np.array([{1}]), "list": [0.0, 0.0]}
+        made = {"array": np.array([{1}]), "list": [0.0, 0.0], "set": {1}, "range": range(3),
+                "complex": 1j, "key": {(1, 2): 3}}  # fmt: skip
         return [{"scores": made[each], "pair": (1, 2)} for each in kind]
 
     return scores
@@ -164,6 +165,28 @@ def test_an_output_that_no_worker_could_store_fails(scores):
         result.get()
     with pytest.raises(EncodeError):
         scores.apply(("array",), throw=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("array", r"the output has a numpy\.ndarray at \['scores'\], which .* use \.tolist\(\)"),
+        ("set", r"has a set at \['scores'\], which .* return a list of its values"),
+        ("range", r"has a range at \['scores'\], which .* return a list of its values"),
+        (
+            "complex",
+            r"has a complex at \['scores'\], which .* return numbers, texts, lists or dicts",
+        ),
+        (
+            "key",
+            r"the result serializer 'json' cannot encode the output: keys must be .* not tuple",
+        ),
+    ],
+)
+def test_the_value_that_cannot_be_stored_is_named(scores, kind: str, says: str):
+    """With its task, its place in the output, and what to return instead."""
+    with pytest.raises(EncodeError, match=rf"^eager\.scores: .*{says}"):
+        scores.delay(kind).get()
 
 
 def test_an_output_that_can_be_stored_comes_back_as_it_is(scores):
