@@ -6,27 +6,33 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 from urllib.request import ProxyHandler, Request, build_opener
 
 import psutil
 
+from bench.bert_model import expected
 from bench.peers import peers_python
 from bench.testbed import free_port
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.processes.redis_server import RedisServer
 
-__all__ = ["HTTP_SERVERS", "HttpServer", "Query", "RunningServer", "running_server"]
+__all__ = ["HTTP_SERVERS", "Query", "RunningServer", "example_server", "running_server"]
 
 _ROOT = Path(__file__).parents[1]
 
 #: Seconds until a server answers, and seconds to wait for one answer.
 _READY_TIMEOUT, _ANSWER_TIMEOUT = 60.0, 10.0
+
+#: So many answers in a row within so many seconds, and a server is idle again; seconds until it is.
+_CALM, _SWIFT, _SETTLE_TIMEOUT = 3, 0.25, 60.0
 
 #: Processes of a web server, one for each core of the machine of the tables.
 _PROCESSES = "2"
@@ -36,11 +42,12 @@ _PROCESSES = "2"
 _THREADS = "144"
 
 _GUNICORN = (
-    *("-m", "gunicorn", "-w", _PROCESSES, "-b", "127.0.0.1:{port}"),
+    *("-m", "gunicorn", "-b", "127.0.0.1:{port}"),
     *("--log-level", "warning", "--no-control-socket"),
 )
-_GTHREAD = (*_GUNICORN, "-k", "gthread", "--threads", _THREADS)
-_GEVENT = (*_GUNICORN, "-k", "gevent")
+_THREADED = (*_GUNICORN, "-k", "gthread", "--threads", _THREADS)
+_GTHREAD = (*_THREADED, "-w", _PROCESSES)
+_GEVENT = (*_GUNICORN, "-k", "gevent", "-w", _PROCESSES)
 _UVICORN = (
     *("-m", "uvicorn", "--workers", _PROCESSES, "--port", "{port}"),
     *("--log-level", "warning", "--no-access-log"),
@@ -136,20 +143,55 @@ HTTP_SERVERS = (
 )
 
 
+def example_server(kind: str, workers: int) -> HttpServer:
+    """Return a web server of `examples`; that behind Redis has so many workers."""
+    sentence = "Happy birthday to [MASK]."
+    path = "/naive" if kind == "naive" else "/stream"
+    query = Query(path, urlencode({"s": sentence}), _FORM, [expected(sentence)])
+    has_workers = kind == "redis"
+    gunicorn = _GEVENT if has_workers else (*_THREADED, "-w", "1")
+    command = (*gunicorn, f"bench.example_servers:{kind}()")
+    worker = ("-m", "bench.bert_model", str(workers)) if has_workers else ()
+    return HttpServer(f"examples: {kind}", command, query, worker)
+
+
 class RunningServer:
     """A web server that answers."""
 
     def __init__(
-        self, url: str, script: Path, children: list[ManagedProcess], redis: ManagedProcess
+        self,
+        url: str,
+        query: Query,
+        script: Path,
+        children: list[ManagedProcess],
+        redis: ManagedProcess,
     ) -> None:
         self.url = url
         self.script = script
-        self._children = children
+        self.children = children
+        self._query = query
         self._redis = redis
+
+    def settle(self) -> None:
+        """
+        Return when the requests are done whose clients have gone, as wrk's have when it ends.
+
+        Without that the next requests would wait behind them uncounted.
+
+        Raises:
+            RuntimeError: There is no answer, or it is wrong.
+        """
+        deadline = time.monotonic() + _SETTLE_TIMEOUT
+        calm = 0
+        while calm < _CALM and (began := time.monotonic()) < deadline:
+            if reason := _why_not(self.url, self._query):
+                tails = [child.tail() for child in self.children]
+                raise RuntimeError("\n".join([f"{self.url}: {reason}", *tails]))
+            calm = calm + 1 if time.monotonic() - began < _SWIFT else 0
 
     def cpu(self) -> float:
         """Return the seconds of CPU that its processes have used, Redis' left out."""
-        return sum(map(_cpu, self._children))
+        return sum(map(_cpu, self.children))
 
     def redis_cpu(self) -> float:
         """Return the seconds of CPU that Redis has used."""
@@ -189,7 +231,7 @@ def running_server(server: HttpServer, redis: RedisServer, url: str) -> Iterator
         )
         script = folder / "query.lua"
         server.query.write_script(script)
-        yield RunningServer(address, script, children, redis.child)
+        yield RunningServer(address, server.query, script, children, redis.child)
 
 
 def _settings(url: str) -> dict[str, str]:

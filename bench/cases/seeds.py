@@ -5,11 +5,14 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
+from bench.http_servers import example_server, running_server
 from bench.model import BATCH
 from bench.tables import Case, Effort, ResultTable, spread
 from bench.testbed import Testbed, testbed
-from bench.web import CLIENTS, web
+from bench.workers_ready import wait_for_workers
 from bench.wrk import find_wrk, run_wrk
+from celery_batch.streamer import RedisStreamer
+from examples.infill_redis import PREFIX
 
 __all__ = ["CASE"]
 
@@ -42,6 +45,9 @@ _SYSTEMS = {"pure": "pure", "streamer": "our Streamer", "redis": "our RedisStrea
 
 _WORKERS = (1, 2, 4)
 
+#: Clients for each worker: a batch is in the model, and the next one fills.
+_CLIENTS = 128
+
 #: Of one measurement: seconds over the web; batches for each worker through futures.
 _SECONDS, _BATCHES = 5, 22
 
@@ -57,8 +63,11 @@ def _measure(effort: Effort) -> dict[str, Any]:
 
 def _over_web(bed: Testbed, kind: str, workers: int, effort: Effort) -> dict[str, Any]:
     seconds = max(1, round(_SECONDS * effort.share))
-    clients, reports = CLIENTS * workers, []
-    with web(kind, workers, bed.url()) as site:
+    clients, reports, url = _CLIENTS * workers, [], bed.url()
+    with running_server(example_server(kind, workers), bed.redis, url) as site:
+        if kind == "redis":
+            app = RedisStreamer(url, prefix=PREFIX).app
+            wait_for_workers(app, workers, site.children)
         run_wrk(site.url, clients=clients, seconds=2)
         for _ in range(effort.rounds):
             site.settle()

@@ -15,8 +15,8 @@ import yaml
 
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
-from demo.prometheus import SHIPPED, Prometheus, find_prometheus
 from tests.conftest import need
+from tests.services.prometheus_server import SHIPPED, Prometheus, find_prometheus
 from tests.services.shop import (
     ROOT,
     Shop,

@@ -22,7 +22,7 @@ from demo.http_client import why_not
 __all__ = ["SHIPPED", "Prometheus", "find_prometheus"]
 
 #: The configuration that we ship.
-SHIPPED = Path(__file__).parents[1] / "deploy" / "prometheus"
+SHIPPED = Path(__file__).parents[2] / "deploy" / "prometheus"
 
 #: Seconds for it to get ready, and for an answer of it.
 _READY, _ANSWER = 60.0, 30.0
