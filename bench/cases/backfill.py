@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from bench.model import BATCH, MODELS
+from bench.model import BATCH, MODELS, expected
+from bench.open_loop import send
 from bench.stack import Stack, broker, running
 from bench.tables import Case, Effort, Goal, ResultTable
+from bench.virtual_worker import poisson
 
 __all__ = ["CASE"]
 
@@ -152,22 +152,12 @@ def _watched(
 
 def _ask(stack: Stack, seconds: float, seed: int) -> list[float]:
     """Send requests at random moments, the same ones for each seed; return their waits."""
-    task, chance, waits = stack.app.tasks["bench.timed"], random.Random(seed), []
-    with ThreadPoolExecutor(64) as threads:
-        due = time.monotonic()
-        end = due + seconds
-        while due < end:
-            waits.append(threads.submit(_wait, task))
-            due += chance.expovariate(_RATE)
-            time.sleep(max(due - time.monotonic(), 0.0))
-    return [wait.result() for wait in waits]
-
-
-def _wait(task: Any) -> float:
-    began = time.monotonic()
-    if task.delay(21).get(timeout=60) != 42:  # noqa: PLR2004
+    arrivals = poisson(_RATE, 0.0, seconds, seed)
+    numbers = range(len(arrivals))
+    waits, results = send(stack.app.tasks["bench.timed"], numbers, arrivals)
+    if [result.get(timeout=60) for result in results] != expected(numbers):
         raise AssertionError("a wrong answer")
-    return time.monotonic() - began
+    return waits
 
 
 def _producer(rows: int, folder: Path) -> dict[str, Any]:

@@ -6,18 +6,17 @@ Both sleep where a GPU would compute.
 
 from __future__ import annotations
 
-import random
 import statistics
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from bench.app import LARGE
-from bench.open_loop import quantile
+from bench.open_loop import quantile, send
 from bench.stack import Stack, broker, running
 from bench.tables import Case, Effort, Goal, ResultTable
+from bench.virtual_worker import poisson
 
 __all__ = ["CASE"]
 
@@ -78,25 +77,11 @@ def _observe(stack: Stack, seconds: float, rate: float) -> tuple[list[float], di
     Returns:
         How long they took, in seconds, and the share of the time that each model ran.
     """
-    task, latencies = stack.app.tasks["bench.small"], list[float]()
-    arrivals, due = random.Random(7), time.monotonic()
-    before, began, sent = _device_seconds(stack), due, 0
-    done = threading.Semaphore(0)
-
-    def note(due: float) -> None:
-        latencies.append(time.monotonic() - due)
-        done.release()
-
-    while rate and (due := due + arrivals.expovariate(rate)) < began + seconds:
-        time.sleep(max(due - time.monotonic(), 0.0))
-        future = task.delay(sent).future()
-        future.add_done_callback(lambda _, due=due: note(due))
-        sent += 1
+    before, began = _device_seconds(stack), time.monotonic()
+    arrivals = poisson(rate, 0.0, seconds, 7) if rate else []
+    latencies, _ = send(stack.app.tasks["bench.small"], range(len(arrivals)), arrivals)
     time.sleep(max(began + seconds - time.monotonic(), 0.0))
     elapsed, after = time.monotonic() - began, _device_seconds(stack)
-    for _ in range(sent):
-        if not done.acquire(timeout=60):
-            raise RuntimeError("some requests of the small model have no answer")
     return latencies, {name: (after[name] - before[name]) / elapsed for name in after}
 
 

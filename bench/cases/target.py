@@ -10,11 +10,8 @@ for each half, and know the load and the speed beforehand; the worker with a tar
 from __future__ import annotations
 
 import os
-import random
 import tempfile
-import threading
-import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
@@ -24,6 +21,8 @@ from statistics import fmean
 from typing import Any
 
 from bench.app import PACED_CALL, PACED_ROW, PACED_SIZES, TARGETS
+from bench.model import expected
+from bench.open_loop import send
 from bench.stack import broker, running
 from bench.tables import Case, Effort, Goal, ResultTable
 from bench.virtual_worker import VirtualModel, VirtualWorker, poisson
@@ -186,76 +185,35 @@ def _compared(
     }
 
 
-class _Load:
-    """Sends requests to one task at independent times, and notes when their results have come."""
-
-    def __init__(self, task: Any, seed: int) -> None:
-        self._task = task
-        self._chance = random.Random(seed)
-        self._lock = threading.Lock()
-        self._open: list[Any] = []
-        #: When each call was made, and when its result came; infinite where it is wrong.
-        self.ended: list[tuple[float, float]] = []
-
-    def send(self, rate: float, until: float) -> None:
-        """Send so many a second."""
-        due = time.monotonic()
-        while (due := due + self._chance.expovariate(rate)) < until:
-            time.sleep(max(due - time.monotonic(), 0.0))
-            number, at = self._chance.randrange(1 << 20), time.monotonic()
-            result = self._task.delay(number)
-            result.future().add_done_callback(self._done(number, at))
-            self._open.append(result)
-
-    def _done(self, number: int, at: float) -> Callable[[Any], None]:
-        def done(future: Any) -> None:
-            is_right = future.exception() is None and future.result() == 2 * number
-            with self._lock:
-                self.ended.append((at, time.monotonic() if is_right else inf))
-
-        return done
-
-    def finish(self) -> None:
-        """Wait for all results."""
-        for result in self._open:
-            result.get(timeout=60)
-        self._open.clear()
-
-    def within(self, target: float, since: float, until: float) -> float:
-        """Return the part of the calls of a time that were answered within the target."""
-        with self._lock:
-            counted = [end - at <= target for at, end in self.ended if since <= at < until]
-        return sum(counted) / max(len(counted), 1)
+def _in_time_of(task: Any, target: float, rate: float, left_out: float, seed: int) -> float:
+    """Send requests to a worker; return the part in time of those after the first seconds."""
+    arrivals = poisson(rate, 0.0, left_out + _REAL_HALF, seed)
+    numbers = range(len(arrivals))
+    times, results = send(task, numbers, arrivals)
+    if [result.get(timeout=60) for result in results] != expected(numbers):
+        raise RuntimeError(f"{task.name}: a wrong answer")
+    return fmean(took <= target for at, took in zip(arrivals, times, strict=True) if at >= left_out)
 
 
 def _real(target: float, share: float, server: _Server, app: Any, slower: Path) -> dict[str, Any]:
     """Measure one target at one load with workers, both kinds at the same time."""
     best = [_best_fixed(server.at(times), target) for times in _SPEEDS]
     rates = [share * each.capacity for each in best]
-    ours = _Load(app.tasks[f"bench.target{target * 1000:.0f}"], 1)
-    theirs = [_Load(app.tasks[_name_of(each)], 2) for each in best]
+    ours = app.tasks[f"bench.target{target * 1000:.0f}"]
     halves = []
     for half, times in enumerate(_SPEEDS):
         slower.write_text(str(times))
-        left_out = _LEFT_OUT if half else _SETTLING
-        since = time.monotonic() + left_out
-        until = since + _REAL_HALF
-        sending = [
-            threading.Thread(target=load.send, args=(rates[half], until))
-            for load in (ours, theirs[half])
-        ]
-        for each in sending:
-            each.start()
-        for each in sending:
-            each.join()
-        ours.finish()
-        theirs[half].finish()
-        halves.append((since, until))
-    return _compared(
-        target, share, rates, best,
-        [ours.within(target, *half) for half in halves],
-        [load.within(target, *half) for load, half in zip(theirs, halves, strict=True)],
-    )  # fmt: skip
+        measure = partial(
+            _in_time_of,
+            target=target,
+            rate=rates[half],
+            left_out=_LEFT_OUT if half else _SETTLING,
+            seed=half,
+        )
+        with ThreadPoolExecutor() as threads:
+            halves.append([*threads.map(measure, (ours, app.tasks[_name_of(best[half])]))])
+    in_time, fixed = ([*each] for each in zip(*halves, strict=True))
+    return _compared(target, share, rates, best, in_time, fixed)
 
 
 def _name_of(fixed: _Fixed) -> str:
@@ -290,15 +248,10 @@ def _measured(app: Any) -> _Server:
     for name in (*names, *(f"bench.paced{size}" for size in PACED_SIZES)):
         for result in app.tasks[name].delay_many(range(8)):
             result.get(timeout=60)
-    loads = [_Load(app.tasks[name], 3) for name in (names[-1], f"bench.paced{PACED_SIZES[-1]}")]
-    until = time.monotonic() + _LEARNING
-    sending = [threading.Thread(target=load.send, args=(_LEARNING_RATE, until)) for load in loads]
-    for each in sending:
-        each.start()
-    for each in sending:
-        each.join()
-    for load in loads:
-        load.finish()
+    arrivals = poisson(_LEARNING_RATE, 0.0, _LEARNING)
+    learning = [app.tasks[name] for name in (names[-1], f"bench.paced{PACED_SIZES[-1]}")]
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda task: send(task, range(len(arrivals)), arrivals), learning))
     replies = app.control.broadcast("batch_status", reply=True, timeout=5.0, limit=2)
     reports = {
         name: report

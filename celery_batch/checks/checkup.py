@@ -8,7 +8,6 @@ from typing import TypeAlias
 from celery_batch.checks import (
     broker_checks,
     machine_checks,
-    payloads_checks,
     results_checks,
     tasks_checks,
     workers_checks,
@@ -48,7 +47,7 @@ CHECKS: Mapping[str, Check] = {
     "result-expiry": results_checks.expiry,
     "cache": results_checks.caches,
     "serializers": results_checks.serializers,
-    "payload-store": payloads_checks.payloads,
+    "payload-store": results_checks.payloads,
     "serving": workers_checks.serving,
     "unrouted-queues": workers_checks.unrouted,
     "worker-pool": workers_checks.pools,

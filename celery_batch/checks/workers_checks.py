@@ -162,6 +162,13 @@ def _serving(facts: Facts) -> list[Worker]:
     return [worker for worker in facts.workers or () if worker.tasks]
 
 
+def _reports(facts: Facts) -> Iterator[tuple[Worker, str, Mapping[str, Any]]]:
+    """Yield what each worker reports of each batch task that it serves."""
+    for worker in facts.workers or ():
+        for name, report in worker.tasks.items():
+            yield worker, name, report
+
+
 def sharing(facts: Facts) -> Iterator[Finding]:
     """Whether pool processes share a GPU."""
     for worker in _serving(facts):
@@ -255,18 +262,17 @@ def filling(facts: Facts) -> Iterator[Finding]:
 
 def budgets(facts: Facts) -> Iterator[Finding]:
     """Whether limits in cost fit what items cost."""
-    for worker in facts.workers or ():
-        for name, report in worker.tasks.items():
-            if "max_batch_cost" in report:
-                yield from _budget(f"{worker.name}: ", name, report)
+    for worker, name, report in _reports(facts):
+        if "max_batch_cost" in report:
+            yield from _budget(worker.name, name, report)
 
 
-def _budget(where: str, name: str, report: Mapping[str, Any]) -> Iterator[Finding]:
+def _budget(worker: str, name: str, report: Mapping[str, Any]) -> Iterator[Finding]:
     calls, rows, most = report["model_calls"], report["rows"], report["max_batch_cost"]
     failed, cost = (report.get("outcomes") or {}).get("failed", 0), report["cost"]
     if failed >= _ENOUGH and not calls:
         yield warning(
-            f"{where}all {failed} requests of {name} failed before its model was called: they"
+            f"{worker}: all {failed} requests of {name} failed before its model was called: they"
             " cost more than max_item_cost, or their cost cannot be computed.",
             "Their errors say which: raise max_item_cost, or correct the cost function.",
         )
@@ -274,12 +280,14 @@ def _budget(where: str, name: str, report: Mapping[str, Any]) -> Iterator[Findin
         return
     if cost / rows > most / 2 and rows < 2 * calls:
         yield warning(
-            f"{where}batches of {name} have {rows / calls:.1f} rows: one costs {cost / rows:.0f}"
+            f"{worker}: batches of {name} have {rows / calls:.1f} rows: one costs {cost / rows:.0f}"
             f" on average, and max_batch_cost is {most:g}.",
             "Raise max_batch_cost to what several rows cost.",
         )
     if report["padded"] and rows > 2 * calls and report["padded_cost"] < _ALIKE * cost:
-        yield ok(f"{where}all rows of {name} cost the same, so padded and sort_window do nothing.")
+        yield ok(
+            f"{worker}: all rows of {name} cost the same, so padded and sort_window do nothing."
+        )
 
 
 def slowness(facts: Facts) -> Iterator[Finding]:
@@ -289,44 +297,40 @@ def slowness(facts: Facts) -> Iterator[Finding]:
         for task in facts.tasks
         if task.soft_time_limit or task.time_limit
     }
-    for worker in facts.workers or ():
-        for name, report in worker.tasks.items():
-            limit, seconds = limits.get(name), (report.get("model") or {}).get("p99")
-            if limit is not None and seconds is not None and seconds > _NEAR * limit:
-                yield warning(
-                    f"{worker.name}: one in a hundred batches of {name} takes {seconds:.2g} s"
-                    f" or more, and the time limit, which is for the whole batch, is {limit:g} s.",
-                    "Raise the limit, or lower max_batch_size.",
-                )
+    for worker, name, report in _reports(facts):
+        limit, seconds = limits.get(name), (report.get("model") or {}).get("p99")
+        if limit is not None and seconds is not None and seconds > _NEAR * limit:
+            yield warning(
+                f"{worker.name}: one in a hundred batches of {name} takes {seconds:.2g} s"
+                f" or more, and the time limit, which is for the whole batch, is {limit:g} s.",
+                "Raise the limit, or lower max_batch_size.",
+            )
 
 
 def halted(facts: Facts) -> Iterator[Finding]:
     """Whether an operator has paused or drained a task."""
-    for worker in facts.workers or ():
-        for name, report in worker.tasks.items():
-            if report.get("paused") or report.get("drained"):
-                yield warning(
-                    f"{worker.name} does not run {name} for now: it was paused or drained.",
-                    f"celery -A APP control batch_resume {name}",
-                )
+    for worker, name, report in _reports(facts):
+        if report.get("paused") or report.get("drained"):
+            yield warning(
+                f"{worker.name} does not run {name} for now: it was paused or drained.",
+                f"celery -A APP control batch_resume {name}",
+            )
 
 
 def health(facts: Facts) -> Iterator[Finding]:
     """Whether memory has run out, or processes have died."""
-    for worker in facts.workers or ():
-        for name, report in worker.tasks.items():
-            option = "max_batch_cost" if "max_batch_cost" in report else "max_batch_size"
-            fits, size = report.get("safe_size"), report[option]
-            if fits is not None and fits < size:
-                unit = "rows" if option == "max_batch_size" else "in cost"
-                yield warning(
-                    f"{worker.name}: a batch of {name} ran out of memory; {fits} {unit}"
-                    f" fit, of {size}.",
-                    f"Lower {option} to {fits}, or shorten inputs.",
-                )
-            if losses := report.get("worker_losses"):
-                yield warning(
-                    f"{worker.name}: a process of {name} has died {losses}"
-                    f" time{'s' * (losses != 1)}.",
-                    "Its log says how; batch_dead_letter_queue keeps the items at fault.",
-                )
+    for worker, name, report in _reports(facts):
+        option = "max_batch_cost" if "max_batch_cost" in report else "max_batch_size"
+        fits, size = report.get("safe_size"), report[option]
+        if fits is not None and fits < size:
+            unit = "rows" if option == "max_batch_size" else "in cost"
+            yield warning(
+                f"{worker.name}: a batch of {name} ran out of memory; {fits} {unit} fit,"
+                f" of {size}.",
+                f"Lower {option} to {fits}, or shorten inputs.",
+            )
+        if losses := report.get("worker_losses"):
+            yield warning(
+                f"{worker.name}: a process of {name} has died {losses} time{'s' * (losses != 1)}.",
+                "Its log says how; batch_dead_letter_queue keeps the items at fault.",
+            )

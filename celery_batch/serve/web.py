@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from http import HTTPStatus
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -25,7 +26,6 @@ from celery_batch.errors import MessageTooLarge
 from celery_batch.serve.app import CONFIG, LARGEST_BODY, config_of_process, make_app, make_task
 from celery_batch.serve.config import ServeConfig
 from celery_batch.serve.envelope import is_large, object_in, sealed
-from celery_batch.serve.metrics import Metrics
 from celery_batch.serve.openapi import openapi
 from celery_batch.serve.sockets import listening
 from celery_batch.web.arrays import as_lists
@@ -35,7 +35,7 @@ from celery_batch.web.predict import apredict
 from celery_batch.web.prepare import prepare
 from celery_batch.web.starlette import readiness_route
 
-__all__ = ["main", "make_web"]
+__all__ = ["Metrics", "main", "make_web"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,9 @@ _GRACE = 5
 
 #: Seconds in which the broker accepts the largest message, 30 MB, on a slow network.
 _SEND = 10.0
+
+#: Names the folder of prometheus_client's multiprocess mode, which reads it when it is imported.
+_MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def make_web(config: ServeConfig, counts: Path | None = None) -> Starlette:
@@ -123,6 +126,48 @@ async def _refuse_route(_request: Request, exception: Exception) -> Response:
     kind = HTTPStatus(exception.status_code).phrase.replace(" ", "")
     error = HttpError(exception.status_code, kind, exception.detail)
     return JSONResponse(error.body, error.status, exception.headers)
+
+
+class Metrics:
+    """
+    Requests by status, and how long they took.
+
+    Args:
+        folder: Where several web processes keep their counts, so that each shows those of all.
+            None for a single process.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        os.environ.pop(_MULTIPROCESS, None)
+        if folder:
+            folder.mkdir(exist_ok=True)
+            os.environ[_MULTIPROCESS] = str(folder)
+        self._client: Any = import_module("prometheus_client")
+        self._registry = self._client.CollectorRegistry()
+        if folder:
+            import_module("prometheus_client.multiprocess").MultiProcessCollector(self._registry)
+        own = None if folder else self._registry
+        self._requests = self._client.Counter(
+            "celery_batch_serve_requests",
+            "Requests of /predict that have ended, by their HTTP status.",
+            ["status"],
+            registry=own,
+        )
+        self._seconds = self._client.Histogram(
+            "celery_batch_serve_request_seconds",
+            "Seconds from a request of /predict to its response.",
+            registry=own,
+        )
+
+    def record(self, status: int, seconds: float) -> None:
+        """Count one request."""
+        self._requests.labels(str(status)).inc()
+        self._seconds.observe(seconds)
+
+    async def view(self, _request: Request) -> Response:
+        """Answer ``GET /metrics``."""
+        text = self._client.generate_latest(self._registry)
+        return Response(text, headers={"Content-Type": self._client.CONTENT_TYPE_LATEST})
 
 
 def main() -> None:

@@ -18,7 +18,6 @@ from celery_batch.batches import Batches
 from celery_batch.checks import (
     broker_checks,
     machine_checks,
-    payloads_checks,
     results_checks,
     tasks_checks,
     workers_checks,
@@ -408,24 +407,24 @@ WRONG = [
     (results_checks.caches, cache("none", "t.cache_ttl: no; set it"), "problem", "no worker of"),
     (results_checks.caches, cache("none", "batch_cache_url: bad"), "problem", "leave out cache"),
     (results_checks.caches, cache("redis", "refused."), "problem", "refused"),
-    (payloads_checks.payloads, payloads("unknown", error="No s3fs."), "problem", "used: No s3fs."),
-    (payloads_checks.payloads, payloads(error="No."), "problem", "answer at redis://stored: No."),
-    (payloads_checks.payloads, payloads(refused="NOPERM."), "warning", "in their messages: NOPERM"),
-    (payloads_checks.payloads, payloads("directory", is_missing=True), "warning", "does not exist"),
+    (results_checks.payloads, payloads("unknown", error="No s3fs."), "problem", "used: No s3fs."),
+    (results_checks.payloads, payloads(error="No."), "problem", "answer at redis://stored: No."),
+    (results_checks.payloads, payloads(refused="NOPERM."), "warning", "in their messages: NOPERM"),
+    (results_checks.payloads, payloads("directory", is_missing=True), "warning", "does not exist"),
     (
-        payloads_checks.payloads,
+        results_checks.payloads,
         payloads("directory", expired=1300, overdue=1200),
         "warning",
         "1,200 files in directory://stored expired more than 20 minutes ago",
     ),
     (
-        payloads_checks.payloads,
+        results_checks.payloads,
         payloads("directory", expired=1, overdue=1),
         "warning",
         "1 file in directory://stored",
     ),
     (
-        payloads_checks.payloads,
+        results_checks.payloads,
         payloads(info={"maxmemory": 1, "maxmemory_policy": "volatile-ttl"}),
         "warning",
         "payload store is volatile-ttl",
@@ -574,7 +573,7 @@ def test_every_check_has_a_fault_that_it_finds():
 
 def public_functions():
     """Return the public functions of the modules of checks."""
-    modules = (broker_checks, machine_checks, payloads_checks, results_checks, tasks_checks)
+    modules = (broker_checks, machine_checks, results_checks, tasks_checks)
     return {
         value
         for module in (*modules, workers_checks)
@@ -642,16 +641,16 @@ FINE = [
     ),
     (results_checks.serializers, conf(accept_content=("application/json",)), "application/json"),
     (results_checks.caches, cache("redis"), "kept in Redis at redis://cache"),
-    (payloads_checks.payloads, payloads("off"), "batch_payload_store is False"),
-    (payloads_checks.payloads, payloads("none"), "names no other place"),
-    (payloads_checks.payloads, payloads(), "in Redis at redis://stored"),
+    (results_checks.payloads, payloads("off"), "batch_payload_store is False"),
+    (results_checks.payloads, payloads("none"), "names no other place"),
+    (results_checks.payloads, payloads(), "in Redis at redis://stored"),
     (
-        payloads_checks.payloads,
+        results_checks.payloads,
         payloads(info={"maxmemory_policy": "allkeys-lru"}),
         "beside their messages, in Redis",
     ),
-    (payloads_checks.payloads, payloads("s3"), "in the object store at s3://stored"),
-    (payloads_checks.payloads, payloads("directory", expired=3), "3 of its files have expired"),
+    (results_checks.payloads, payloads("s3"), "in the object store at s3://stored"),
+    (results_checks.payloads, payloads("directory", expired=3), "3 of its files have expired"),
     (
         workers_checks.budgets,
         worker(report=COSTS | {"rows": 60, "model_calls": 20, "cost": 60.0, "padded_cost": 60.0}),
@@ -816,8 +815,8 @@ QUIET = [
     ),
     (results_checks.expiry, results("rpc")),
     (results_checks.caches, GOOD),
-    (payloads_checks.payloads, GOOD),
-    (payloads_checks.payloads, payloads(facts=replace(GOOD, tasks=()), error="Away.")),
+    (results_checks.payloads, GOOD),
+    (results_checks.payloads, payloads(facts=replace(GOOD, tasks=()), error="Away.")),
     (workers_checks.budgets, worker(report=COSTS)),
     (workers_checks.budgets, worker(report=COSTS | {"rows": 9, "model_calls": 4, "cost": 900.0})),
     (tasks_checks.costs, task(cost="x", max_batch_cost=100, max_item_cost=100)),

@@ -23,7 +23,7 @@ import webapp.metrics
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat import fast_paths
 from celery_batch.defaults import SETTINGS, Defaults
-from celery_batch.serve.metrics import Metrics
+from celery_batch.serve.web import Metrics
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.gpus import Gpus
 from celery_batch.telemetry.prometheus import families
