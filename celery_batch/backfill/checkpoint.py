@@ -175,9 +175,6 @@ class Checkpoint:
     The partial file of an output.
 
     For the work to go on, `about` has to be the same: the task, its input, and how rows are made.
-
-    Raises:
-        BackfillError: Another process writes it, or it belongs to another backfill.
     """
 
     def __init__(self, output: Path, about: dict[str, Any]) -> None:
@@ -203,9 +200,6 @@ class Checkpoint:
         Return what an output is made of, which rows were answered, and how many have failed.
 
         Nothing is known where nothing was answered.
-
-        Raises:
-            BackfillError: The partial file cannot be read.
         """
         partial = cls.path(output)
         try:
@@ -240,12 +234,7 @@ class Checkpoint:
         return failed
 
     def sync(self) -> None:
-        """
-        Make the answers written safe from power cuts.
-
-        Raises:
-            BackfillError: The disk is full, say; what was synced before still counts.
-        """
+        """Make the answers written safe from power cuts."""
         with writing(self.partial):
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -279,12 +268,7 @@ class Checkpoint:
 
     @classmethod
     def forget(cls, output: Path) -> None:
-        """
-        Remove the file of an output.
-
-        Raises:
-            BackfillError: Another process is writing it.
-        """
+        """Remove the file of an output."""
         partial = cls.path(output)
         if partial.exists():
             with _locked(partial):
@@ -378,12 +362,7 @@ class Failures:
             file.writelines(chain([first], lines))
 
     def keys(self) -> dict[int, str]:
-        """
-        Return the failed rows' positions in the input, and their names.
-
-        Raises:
-            BackfillError: There is no such output, or nothing in it has failed.
-        """
+        """Return the failed rows' positions in the input, and their names."""
         return {each["input_row"] - 1: each["key"] for each in self._read()}
 
     def count(self) -> int:
@@ -450,9 +429,6 @@ def output_status(output: Path) -> dict[str, Any]:
     Returns:
         ``output``, ``task``, ``complete``, ``rows`` (None if that is not known), ``failed``, and
         ``at``: of what time that is, as seconds of the epoch.
-
-    Raises:
-        BackfillError: No backfill has written there, or what it wrote cannot be read.
     """
     about = read_about(output)
     if output.exists() and about:

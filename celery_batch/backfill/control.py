@@ -108,9 +108,6 @@ class JobControl:
         Run a backfill, paused and stopped as others want, and yield its answers.
 
         `save` takes the answers of each step, and returns how many rows have failed.
-
-        Raises:
-            BackfillStopped: The job was stopped.
         """
         while not backfill.is_over:
             if self.is_stopped:
@@ -188,24 +185,13 @@ class Jobs:
         self._client.close()
 
     def all(self) -> list[dict[str, Any]]:
-        """
-        Return the report of each running job, the oldest first.
-
-        Raises:
-            BackfillError: The broker cannot be reached.
-        """
+        """Return the report of each running job, the oldest first."""
         replies = self._ask("report", self._timeout)
         jobs = (job for job in replies.values() if "id" in job)  # else it could not be made
         return sorted(jobs, key=lambda job: float(job["started"]))
 
     def control(self, command: str, name: str) -> dict[str, Any]:
-        """
-        Send a job a command, and return its report.
-
-        Raises:
-            BackfillError: No running job has this name, or more than one; or it has ended since;
-                or the broker cannot be reached.
-        """
+        """Send a job a command, and return its report."""
         known = [job["id"] for job in self.all()]
         found = [each for each in known if name and each.startswith(name)]
         if len(found) != 1:

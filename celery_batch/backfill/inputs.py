@@ -52,12 +52,7 @@ _HEAD = 1 << 16
 
 
 class Input:
-    """
-    A source of records.
-
-    Raises:
-        BackfillError: There is no such file, or its format is not known or cannot be read here.
-    """
+    """A source of records."""
 
     def __init__(self, path: str, kind: str = "", limit: int | None = None) -> None:
         self.path = path
@@ -144,12 +139,7 @@ class Input:
         return None
 
     def records(self) -> Iterator[Any]:
-        """
-        Yield the records, reading no further than needed; `Unreadable` for a broken one.
-
-        Raises:
-            BackfillError: Nothing can be read here, or nothing more.
-        """
+        """Yield the records, reading no further than needed; `Unreadable` for a broken one."""
         try:
             yield from islice(FORMATS[self.kind](self), self.limit)
         except (UnicodeError, OSError) as error:
@@ -430,12 +420,7 @@ def hint_of(row: Row) -> str:
 
 
 def some_fit(rows: Iterator[Row]) -> Iterator[Row]:
-    """
-    Return the same rows if any of the first fits.
-
-    Raises:
-        BackfillError: None of them fits, so the others would not, either.
-    """
+    """Return the same rows if any of the first fits."""
     first: list[Row] = []
     for row in rows:
         first.append(row)

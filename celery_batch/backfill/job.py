@@ -42,12 +42,7 @@ class ErrorLimit:
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
-        """
-        Read ``"100"`` or ``"5%"``; without a text there is no limit.
-
-        Raises:
-            BackfillError: It is neither.
-        """
+        """Read ``"100"`` or ``"5%"``; without a text there is no limit."""
         if not text:
             return cls()
         digits = text.strip()
@@ -135,13 +130,7 @@ _NO_ANSWER = 10.0
 
 
 class Job:
-    """
-    Rows of an input, answered into an output.
-
-    Raises:
-        BackfillError: The output would be one of the files of its input, or its format
-            cannot be written.
-    """
+    """Rows of an input, answered into an output."""
 
     def __init__(
         self,
@@ -168,14 +157,7 @@ class Job:
         self._retry_output = output.with_name(f"{output.name}.retry")
 
     def run(self, control: JobControl, show: Callable[[Progress], None]) -> Progress:
-        """
-        Answer every row that has no answer yet, and write the output.
-
-        Raises:
-            BackfillComplete: This very backfill was ended before.
-            BackfillError: It cannot begin; or too many rows have failed: what was answered
-                is kept, and the same command goes on from there.
-        """
+        """Answer every row that has no answer yet, and write the output."""
         if self._output.exists():
             raise self._there_already()
         about = self._about()
@@ -205,13 +187,7 @@ class Job:
         return BackfillError(f"{self._output}: is complete already, but {changed}; {anew}{failed}")
 
     def retry(self, control: JobControl, show: Callable[[Progress], None]) -> Progress:
-        """
-        Answer those rows of a whole output again that have failed.
-
-        Raises:
-            BackfillError: There is no output, or nothing in it has failed; or a row that has
-                failed has another name now.
-        """
+        """Answer those rows of a whole output again that have failed."""
         keys = self._failures.keys()
         about = self._about()
         made = {**read_about(self._output), "input": about["input"]}  # that may have been mended
@@ -236,12 +212,7 @@ class Job:
         return progress
 
     def forget(self) -> None:
-        """
-        Remove what an earlier run has answered, its output too.
-
-        Raises:
-            BackfillError: Another process is writing it.
-        """
+        """Remove what an earlier run has answered, its output too."""
         for output in (self._output, self._retry_output):
             Checkpoint.forget(output)
         for path in (self._output, self._failures.path, about_path(self._output)):

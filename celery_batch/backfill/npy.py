@@ -35,12 +35,7 @@ def need_numpy(path: str) -> None:
 
 
 def opened_npy(path: str) -> Any:
-    """
-    Return the array in a file, mapped to memory.
-
-    Raises:
-        BackfillError: It is no .npy, is cut off, has no rows, or has objects.
-    """
+    """Return the array in a file, mapped to memory."""
     need_numpy(path)
     if path == "-":
         raise BackfillError("-: .npy is mapped to memory, which standard input cannot be")
@@ -80,12 +75,7 @@ class ArrayRows:
         self._row: Any = None if first is None else numeric_array(first["output"])
 
     def checked(self, answer: Answer) -> Answer:
-        """
-        Return an answer, as an error if its output is like no other.
-
-        Raises:
-            BackfillError: It is the first output, and none that a row can be made of.
-        """
+        """Return an answer, as an error if its output is like no other."""
         if answer.error:
             return answer
         try:

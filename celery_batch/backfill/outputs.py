@@ -47,12 +47,7 @@ _encode_ascii = json.JSONEncoder(default=_as_json).encode
 
 
 def format_of(output: Path) -> str:
-    """
-    Return an output's format, by its suffix.
-
-    Raises:
-        BackfillError: It is not known, or there is nothing to write it with.
-    """
+    """Return an output's format, by its suffix."""
     found = SUFFIXES.get(output.suffix.lower(), "")
     if not found:
         known = ", ".join([*_FORMATS, "npy"])
@@ -65,12 +60,7 @@ def format_of(output: Path) -> str:
 
 
 def write_output(output: Path, read: Read, kind: str, array_rows: ArrayRows | None = None) -> None:
-    """
-    Write all answers, and give the file its name once it is whole and safe.
-
-    Raises:
-        BackfillError: The disk is full, say.
-    """
+    """Write all answers, and give the file its name once it is whole and safe."""
     with replacing(output) as fresh:
         if kind == "npy":
             (array_rows or ArrayRows(output, read())).write(fresh, read())

@@ -72,9 +72,6 @@ class Sender:
 
     Results that were returned are deleted from the result backend: nothing else asks for
     them, and there may be millions.
-
-    Raises:
-        BackfillError: The task's app has no result backend.
     """
 
     def __init__(self, task: Any, options: dict[str, Any]) -> None:

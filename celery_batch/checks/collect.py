@@ -453,12 +453,7 @@ _REPLY_TIMEOUT = 2.0
 
 
 def workers_of(app: Any, tasks: Collection[str]) -> tuple[Worker, ...]:
-    """
-    Ask all workers of an app; return those that have answered.
-
-    Raises:
-        Exception: Whatever a transport raises when the broker is away.
-    """
+    """Ask all workers of an app; return those that have answered."""
     with closing(ControlClient(app)) as client:
         stats, began = client.stats(_REPLY_TIMEOUT), time.monotonic()
         earlier: dict[str, Any] = {}

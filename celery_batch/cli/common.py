@@ -67,12 +67,7 @@ POSITIVE = FiniteRange(min=0, min_open=True)
 
 
 def batch_task(app: Any, name: str) -> BatchTask:
-    """
-    Find a batch task of an app.
-
-    Raises:
-        ConfigurationError: There is no such task, it is none of ours, or it takes no rows.
-    """
+    """Find a batch task of an app."""
     app.loader.import_default_modules()
     app.finalize()
     known = [task.name for task in batch_tasks(app)]
@@ -92,13 +87,7 @@ def batch_task(app: Any, name: str) -> BatchTask:
 
 
 def rows_of_file(task: BatchTask, source: str, field: str | None = None) -> list[Row]:
-    """
-    Return the rows of a file that fit a task, the first of them if they are many.
-
-    Raises:
-        BackfillError: No row fits the task; if some do, the others are left out.
-        ConfigurationError: There is none.
-    """
+    """Return the rows of a file that fit a task, the first of them if they are many."""
     found = Input(source)
     field = field or ("file" if found.kind == "files" else None)
     records = islice(found.records(), _MOST_ROWS)

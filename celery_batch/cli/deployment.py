@@ -98,9 +98,6 @@ class Deployment:
         Start everything; `wait_until_ready` returns when it serves.
 
         The handle's module is looked for in the current folder, and in `beside`.
-
-        Raises:
-            ConfigurationError: The folder or the port is in use, or there is no Redis.
         """
         for variable in _OVERRIDES:
             os.environ.pop(variable, None)
@@ -119,12 +116,7 @@ class Deployment:
         self.check()
 
     def wait_until_ready(self) -> None:
-        """
-        Return when every worker has its handle loaded and the web server answers.
-
-        Raises:
-            ServerFailed: A process ended meanwhile; with the last lines of its log.
-        """
+        """Return when every worker has its handle loaded and the web server answers."""
         with make_app(self.config) as app:
             timeout = Settings.of(app).load_timeout
         wait_until(
@@ -196,12 +188,7 @@ class Deployment:
 
 
 def warm_workers(app: Any, task: str) -> set[str]:
-    """
-    Return the names of an app's workers that take a task and have loaded its model.
-
-    Raises:
-        OperationalError: The broker cannot be reached.
-    """
+    """Return the names of an app's workers that take a task and have loaded its model."""
     with closing(ControlClient(app)) as client:
         answers = client.ask_batch_workers("batch_status", _LISTEN)
     return {
@@ -238,12 +225,7 @@ def _refuse_missing_broker(config: ServeConfig) -> None:
 
 
 def source_of(handle: str, folders: Sequence[str]) -> Path:
-    """
-    Return the file of a handle's module, without importing it.
-
-    Raises:
-        ConfigurationError: There is no such module, or it has no file.
-    """
+    """Return the file of a handle's module, without importing it."""
     module = handle.rpartition(":")[0] or "handle"
     origin, places = None, list(folders)
     for part in module.split("."):

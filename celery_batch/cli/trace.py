@@ -32,9 +32,6 @@ def record(
     Record what arrives at all running workers; Ctrl-C ends it early.
 
     Return how many requests came, and how many processes the workers have to which they came.
-
-    Raises:
-        ConfigurationError: No worker has the task, or nothing came.
     """
     with closing(ControlClient(app)) as client:
         recording = _Recording(client, task)
@@ -114,12 +111,7 @@ class _Recording:
 
 
 def load_of(path: Path, task: str) -> Load:
-    """
-    Return the requests of a trace that come to one process, the first of them if they are many.
-
-    Raises:
-        ConfigurationError: The file is no trace of this task, or too short.
-    """
+    """Return the requests of a trace that come to one process, the first if they are many."""
     try:
         head, *lines = map(json.loads, path.read_text().splitlines())
         processes = int(head["processes"])

@@ -74,13 +74,7 @@ __all__ = ["probe", "rows_for", "show", "tune"]
 
 
 def rows_for(task: BatchTask, source: str | None, field: str | None = None) -> list[Row]:
-    """
-    Return the rows to measure a task with: those of a file, else its model's own examples.
-
-    Raises:
-        BackfillError: No row fits the task; if some do, the others are left out.
-        ConfigurationError: There is nothing to measure with.
-    """
+    """Return the rows to measure a task with: those of a file, else its model's own examples."""
     if source is None:
         if task.model is None:
             what, rows = "it is a function", []
@@ -118,11 +112,6 @@ def probe(task: BatchTask, rows: list[Row]) -> Callable[[int], Run]:
     Return what runs a batch of a number of rows in this process, and measures the time.
 
     Rows that turn out to be too large for the function are removed from the list.
-
-    Raises:
-        BackfillError: From a run, if all rows are too large.
-        OutOfMemory: From a run whose batch did not fit.
-        ModelError: From a run whose model could not answer a row.
     """
     policy, usable = policy_of(task), _of_one_key(task, rows)
     endless = _in_turn(usable)

@@ -105,12 +105,7 @@ class ManagedProcess:
         return self._reaper.poll()
 
     def check(self) -> None:
-        """
-        Do nothing while the server runs.
-
-        Raises:
-            ServerFailed: It has ended; with the last lines of its log.
-        """
+        """Raise ServerFailed, with the last lines of the log, if the server has ended."""
         if self.exit_code is not None:
             raise ServerFailed(self.how_it_ended())
 
@@ -163,12 +158,7 @@ os.register_at_fork(after_in_child=_after_fork)
 def wait_until(
     ready: Callable[[], str], children: Sequence[ManagedProcess], *, what: str, timeout: float
 ) -> None:
-    """
-    Wait until something is ready, as long as its servers live; `ready` returns why it is not.
-
-    Raises:
-        ServerFailed: A server ended, or the time is up; with the last lines of the logs.
-    """
+    """Wait until something is ready, as long as its servers live; `ready` returns why it is not."""
     deadline = time.monotonic() + timeout
     pause = _FIRST_PAUSE
     while reason := ready():

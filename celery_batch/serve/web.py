@@ -100,13 +100,7 @@ async def _answer(request: Request, task: Any, timeout: float) -> Response:  # n
 
 
 async def _posted(request: Request) -> dict[str, Any] | bytes:
-    """
-    Return a request's body, which has to be a JSON object; a large one is not parsed.
-
-    Raises:
-        MessageRefused: It is too large, or no JSON object.
-        ClientDisconnect: The client disconnected before its end.
-    """
+    """Return a request's body, which has to be a JSON object; a large one is not parsed."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk

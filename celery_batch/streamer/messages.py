@@ -46,12 +46,7 @@ def pickled(value: Any) -> Message | None:
 
 
 def dump(value: Any) -> Message:
-    """
-    Return a value as a message.
-
-    Raises:
-        Exception: Of a class in it that cannot be pickled.
-    """
+    """Return a value as a message; a class in it may raise anything when it is pickled."""
     buffers: list[Any] = []
 
     def is_in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -84,12 +79,7 @@ def loads(data: bytes) -> Any:
 
 
 def send(pipe: Any, message: Message) -> None:
-    """
-    Write a message to a pipe.
-
-    Raises:
-        OSError: The other end is closed.
-    """
+    """Write a message to a pipe; an OSError if the other end is closed."""
     pipe.send_bytes(message.body)
     if message.buffers:
         sizes = (view.nbytes for view in message.buffers)
@@ -99,13 +89,7 @@ def send(pipe: Any, message: Message) -> None:
 
 
 def receive(pipe: Any) -> Message | None:
-    """
-    Read a message from a pipe; None if it is empty.
-
-    Raises:
-        EOFError: The other end is closed.
-        OSError: Likewise.
-    """
+    """Read a message, None if it is empty; an EOFError or OSError if the other end is closed."""
     body = pipe.recv_bytes()
     if not body:
         return None

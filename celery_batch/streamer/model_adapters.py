@@ -97,9 +97,6 @@ def as_model(
     Make a model that is not loaded yet out of a function, or a model's class or instance.
 
     The adapter can be pickled if ``given`` can, and its ``str()`` names it.
-
-    Raises:
-        ConfigurationError: It is none of these.
     """
     kind = given if isinstance(given, type) else type(given)
     if issubclass(kind, Model):
@@ -160,12 +157,7 @@ class Adapter(Model):
     def limit_cost(
         self, cost: Callable[[Any], Any] | None, limits: CostLimits | None
     ) -> ItemCost | None:
-        """
-        Limit the cost of its calls; return what computes the cost of items, None without a limit.
-
-        Raises:
-            ConfigurationError: One of the two is missing, or the cost is no function.
-        """
+        """Limit the cost of its calls; return what computes that of items, None without limits."""
         if limits is None:
             if cost is not None:
                 raise ConfigurationError("cost: has no effect without max_batch_cost")
@@ -267,9 +259,6 @@ def device_names(cuda_devices: Iterable[int | str] | int | str | None) -> list[s
             one alone, or a string of several with commas between; None for no choice.
             Where ``CUDA_VISIBLE_DEVICES`` is set and has all of the numbers, they are the
             GPUs of these numbers; else they are positions in it, from 0.
-
-    Raises:
-        ConfigurationError: The choice is empty.
     """
     if cuda_devices is None:
         return None
@@ -286,12 +275,7 @@ def device_names(cuda_devices: Iterable[int | str] | int | str | None) -> list[s
 
 
 def process_environment(device: str | None, workers: int) -> dict[str, str]:
-    """
-    Return the variables of a worker process: its share of the cores, and its GPU.
-
-    Raises:
-        ConfigurationError: There is no such GPU.
-    """
+    """Return the variables of a worker process: its share of the cores, and its GPU."""
     env = {}
     if "OMP_NUM_THREADS" not in os.environ:
         # As many math threads as cores in every process would only fight.

@@ -69,15 +69,7 @@ class Job:
 
 
 def keep_running(jobs: list[Job], start_method: str = "spawn") -> None:
-    """
-    Run each job in a process of its own, replaced when it dies, until all have returned.
-
-    Raises:
-        ConfigurationError: This process was started by such a call itself, and still imports.
-        LoadFailed: A process could not begin, or its model could not be loaded; or later
-            no process could load its model, ten times in a row.
-        SystemExit: SIGINT, SIGTERM or SIGHUP was sent to this process.
-    """
+    """Run each job in a process of its own, replaced when it dies, until all have returned."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigurationError(
             "worker processes import the main program, and it starts worker processes again;"

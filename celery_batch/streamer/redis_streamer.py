@@ -276,12 +276,7 @@ _QUEUE = "streamer"
 
 
 def queue_of(prefix: str) -> str:
-    """
-    Return the name of a prefix's queue.
-
-    Raises:
-        ConfigurationError: The prefix is no text.
-    """
+    """Return the name of a prefix's queue."""
     if not isinstance(prefix, str):
         raise ConfigurationError(f"prefix: must be a text, got {prefix!r}")
     return f"{_QUEUE}.{prefix}" if prefix else _QUEUE
@@ -293,12 +288,7 @@ def task_of(prefix: str) -> str:
 
 
 def app_for(redis_broker: str, **settings: Any) -> Celery:
-    """
-    Return a new Celery app on a Redis; it does not become the process's current one.
-
-    Raises:
-        ConfigurationError: It is no address of a Redis.
-    """
+    """Return a new Celery app on a Redis; it does not become the process's current one."""
     place = connection_settings(redis_broker)
     url = place["broker_url"]
     app = Celery(_QUEUE, broker=url, set_as_current=False)

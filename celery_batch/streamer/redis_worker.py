@@ -48,12 +48,7 @@ _ITEM_LOGGERS = ("celery.app.trace", "celery.worker.strategy")
 
 
 def serve(app: Celery, queue: str, *, pool: str) -> NoReturn:
-    """
-    Serve a queue until a signal or a remote command ends this process.
-
-    Raises:
-        SystemExit: The worker has ended, or could not start.
-    """
+    """Serve a queue until a signal or a remote command ends this process."""
     worker = _Worker(
         app=app,
         hostname=f"{queue}-{os.getpid()}@{gethostname()}",

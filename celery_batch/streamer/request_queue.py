@@ -120,13 +120,7 @@ class RequestQueue:
         return slot
 
     def add(self, answers: Iterable[Answer], rows: int) -> None:
-        """
-        Put requests in the queue, all of them or none.
-
-        Raises:
-            QueueFull: There is no room for all of their items.
-            BatchError: The streamer is closed, or its model could not be loaded.
-        """
+        """Put requests in the queue, all of them or none."""
         now = monotonic()
         with self._lock:
             before = self._admit(rows)

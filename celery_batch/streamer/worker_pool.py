@@ -93,12 +93,7 @@ class WorkerProcess:
         replies.close()
 
     def wait_until_loaded(self) -> None:
-        """
-        Return when the model is loaded.
-
-        Raises:
-            LoadFailed: It could not be loaded, or the process ended before it was.
-        """
+        """Return when the model is loaded; raise LoadFailed if it cannot be."""
         error = self._read(self._replies.recv_bytes)
         if error is None:
             raise LoadFailed(self._why_it_ended())
@@ -106,12 +101,7 @@ class WorkerProcess:
             raise LoadFailed(error.decode())
 
     def send(self, batch: Message) -> None:
-        """
-        Send a batch.
-
-        Raises:
-            OSError: The process has ended.
-        """
+        """Send a batch; an OSError if the process has ended."""
         messages.send(self._batches, batch)
         self.sent += 1
 
@@ -178,12 +168,7 @@ class ProcessPool:
             feeder.sender.start()
 
     def wait_until_loaded(self, seconds: float) -> bool:
-        """
-        Say whether all models are loaded, after so many seconds at most.
-
-        Raises:
-            LoadFailed: One of them could not be.
-        """
+        """Say whether all models are loaded, after so many seconds at most."""
         deadline = time.monotonic() + seconds
         for feeder in self._feeders:
             if not feeder.has_tried.wait(max(deadline - time.monotonic(), 0)):

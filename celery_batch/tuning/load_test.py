@@ -40,15 +40,7 @@ _FIRST_LAST_STEP = 3
 
 
 def parse_rates(text: str) -> tuple[float, ...]:
-    """
-    Return the rates that a text names: numbers with commas between, or ramps.
-
-    Args:
-        text: As ``"50"``, ``"50,100,200"`` or ``"100:500:100"``: from 100 to 500 in steps of 100.
-
-    Raises:
-        ValueError: It names none, or a rate that is not above 0.
-    """
+    """Return the rates of a text: numbers with commas between, or ramps as in ``100:500:100``."""
     rates = tuple(rate for part in text.split(",") for rate in _ramp(part))
     if not rates or len(rates) > _MOST_RATES or not all(0 < rate < math.inf for rate in rates):
         raise ValueError(f"no rates: {text!r}")

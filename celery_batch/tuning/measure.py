@@ -63,12 +63,7 @@ class Plan:
 
 
 def measure(run: Callable[[int], Run], plan: Plan, report: Callable[[str], None]) -> Curve:
-    """
-    Measure how long batches take; the first run of each size does not count.
-
-    Raises:
-        OutOfMemory: From `run`, which may raise it, if the smallest size does not fit.
-    """
+    """Measure how long batches take; the first run of each size does not count."""
     found: dict[int, list[Run]] = {}
     cap = _grow(run, plan, found, report)
     medians = {size: median_high(each.seconds for each in runs) for size, runs in found.items()}
