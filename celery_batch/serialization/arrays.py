@@ -108,7 +108,7 @@ _LARGEST_NUMBER = 8
 _SMALL = 1 << 14
 
 #: Types without arrays in them; and how deep, and among how many values, arrays are looked for.
-_PLAIN = frozenset((str, bytes, int, float, bool, type(None)))
+PLAIN = frozenset((str, bytes, int, float, bool, type(None)))
 _LEVELS, _SHOWN = 4, 100
 
 
@@ -514,7 +514,7 @@ def describe(value: Any) -> Any:
 
 def _described(value: Any, levels: int) -> Any:
     kind = type(value)
-    if kind in _PLAIN or not levels:
+    if kind in PLAIN or not levels:
         return value
     if kind is list or kind is tuple:
         found = [_described(each, levels - 1) for each in value[:_SHOWN]]

@@ -7,15 +7,12 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
-from celery_batch.serialization.arrays import EncodedArray, is_array
+from celery_batch.serialization.arrays import PLAIN, EncodedArray, is_array
 
 __all__ = ["array_as_list", "as_lists", "finite", "list_rows", "to_numpy"]
 
 #: Kinds of NumPy's dtypes whose elements JSON has: booleans, numbers and texts.
 _KINDS = frozenset("biufU")
-
-#: Types without arrays in them.
-_PLAIN = frozenset((str, bytes, int, float, bool, type(None)))
 
 #: Torch's dtypes of numbers that NumPy has; the others have less than 32 bits.
 _FLOATS = ("torch.float64", "torch.float32", "torch.float16")
@@ -37,10 +34,10 @@ def as_lists(value: Any) -> Any:
         TypeError: An array has complex numbers, times or bytes, which JSON has not.
     """
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return value
     if kind is list or kind is tuple:
-        if _PLAIN.issuperset(map(type, value)):
+        if PLAIN.issuperset(map(type, value)):
             return value
         lists = [as_lists(each) for each in value]
         is_same = all(new is old for new, old in zip(lists, value, strict=True))
