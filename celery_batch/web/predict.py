@@ -249,14 +249,6 @@ def _eagerly(task: Any, items: Sequence[Any], options: dict[str, Any]) -> list[A
 
 
 @contextmanager
-def _sending(app: Any, deadline: float) -> Iterator[None]:
-    """Give up at the deadline, and raise BrokerUnreachable if sending fails."""
-    assert_will_not_block()
-    with _reporting(app, deadline), waiting_until(deadline):
-        yield
-
-
-@contextmanager
 def _waiting(
     app: Any, results: Sequence[Any], timeout: float, on_timeout: str, *, may_fail: bool
 ) -> Iterator[None]:
@@ -283,13 +275,19 @@ def _waiting(
 
 
 @contextmanager
-def _reporting(app: Any, deadline: float) -> Iterator[None]:
-    """Raise BrokerUnreachable if sending fails; after a lost connection, at once for a second."""
+def _sending(app: Any, deadline: float) -> Iterator[None]:
+    """
+    Give up at the deadline, and raise BrokerUnreachable if sending fails.
+
+    After a lost connection that is raised at once for a second.
+    """
+    assert_will_not_block()
     began = time.monotonic()
     if began < _away_until.get(app, 0.0):
         raise BrokerUnreachable("The broker could not be reached a moment ago.")
     try:
-        yield
+        with waiting_until(deadline):
+            yield
     except BackendUnreachable:
         raise
     except (PartlySent, *_UNREACHABLE, OSError) as error:

@@ -94,7 +94,7 @@ _MOST = 1000
 
 
 def expect_result(
-    task: Any, options: Mapping[str, Any], task_id: str, listener: Any, frozen: Any = None
+    task: Any, options: Mapping[str, Any], task_id: str, listener: Any, frozen: Any
 ) -> Any:
     """Return the result of a call that is about to be sent: `frozen`, if there is one already."""
     if listener is not None and frozen is None and not options.get("task_id"):
