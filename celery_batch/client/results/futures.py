@@ -76,7 +76,7 @@ class Poller(PerProcess):
 
     def _work(self) -> float | None:
         new = [self._new.popleft() for _ in range(len(self._new))]
-        if waiting := [poll for poll in new if not _has_ended(poll)]:
+        if waiting := [poll for poll in new if not _is_done(poll)]:
             self._polls += waiting
             self._pause, self._next_round = SHORTEST_PAUSE, time.monotonic() + SHORTEST_PAUSE
         elif self._polls and time.monotonic() >= self._next_round:
@@ -85,14 +85,14 @@ class Poller(PerProcess):
 
     def _poll_all(self) -> None:
         began, before = time.monotonic(), len(self._polls)
-        self._polls = [poll for poll in self._polls if not _has_ended(poll)]
+        self._polls = [poll for poll in self._polls if not _is_done(poll)]
         now = time.monotonic()
         has_found = len(self._polls) < before
         self._pause = SHORTEST_PAUSE if has_found else min(1.5 * self._pause, LONGEST_PAUSE)
         self._next_round = now + max(self._pause, min(_REST * (now - began), _LONGEST_REST))
 
 
-def _has_ended(poll: Poll) -> bool:
+def _is_done(poll: Poll) -> bool:
     try:
         return poll()
     except Exception:
