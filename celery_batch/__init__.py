@@ -88,8 +88,7 @@ def __getattr__(name: str) -> object:
     try:
         home = _HOME[name]
     except KeyError:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg) from None
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
     return getattr(import_module(home), name)
 
 

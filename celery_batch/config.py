@@ -102,24 +102,14 @@ _USUAL_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A worker's settings, besides the tasks' policies."""
+    """A worker's settings, besides the tasks' policies; `Defaults` describes them."""
 
-    #: Where models are loaded, such as ``("cuda:0", "cuda:1")`` or ``("cpu",)``, GPUs also by their
-    #: ids; None to use every GPU that can be seen.
-    devices: tuple[str, ...] | None = None
-    #: Seconds a model may take to load and warm up.
-    load_timeout: float = 600.0
-    #: Most bytes of a batch task's message as it comes, and of any message's body when
-    #: decompressed; None for any.
-    max_message_size: int | None = 16 << 20
-    #: Seconds without a renewal after which other workers take the messages that a worker holds
-    #: (Redis).
-    lease: float = 15.0
-    #: The queue of messages that must not run again; None to drop them.
-    dead_letter_queue: str | None = None
-    #: The address of the worker's metrics for Prometheus, such as ``"127.0.0.1:9808"``; None for no
-    #: metrics.
-    metrics: str | int | None = None
+    devices: tuple[str, ...] | None
+    load_timeout: float
+    max_message_size: int | None
+    lease: float
+    dead_letter_queue: str | None
+    metrics: str | int | None
 
     @classmethod
     def of(cls, app: Any) -> Settings:
@@ -172,16 +162,11 @@ def _dict_of(conf: Any) -> Any:
 class PayloadSettings:
     """Which values travel beside their messages, and where."""
 
-    #: A URL; None for the Redis of the results or of the broker; False for none.
-    store: str | bool | None
-    #: Bytes of a value from which on it is stored.
-    threshold: int
-    #: Seconds for which a payload outlives the time when its task is due or expires.
-    expires: float
-    #: Most bytes of the values of one message.
-    most: int
-    #: Most bytes of a message; None for any.
-    message_size: int | None
+    store: str | bool | None  # a URL, or None or False as in `Defaults`
+    threshold: int  # bytes of a value from which on it is stored
+    expires: float  # seconds for which a payload outlives the time when its task is due or expires
+    most: int  # bytes of the values of one message
+    message_size: int | None  # most bytes of a message; None for any
 
     @classmethod
     def of(cls, app: Any) -> PayloadSettings:

@@ -43,7 +43,7 @@ def task(app: Celery, **options: Any) -> Any:
 
 def test_nothing_set_is_fine(app: Celery):
     """Every setting has a default, and every option a setting."""
-    assert Settings(devices=None, load_timeout=600.0, lease=15.0) == Settings.of(app)
+    assert Settings(None, 600.0, 16 << 20, 15.0, None, None) == Settings.of(app)
     assert BatchPolicy(32, 0.01, None) == policy_of(task(app))
     assert set(OPTIONS.values()) <= set(SETTINGS)
 
@@ -136,7 +136,7 @@ def test_settings_of_others_are_none_of_our_business(app: Celery):
     """Celery's own settings, and those of other extensions, pass."""
     app.conf.update(task_always_eager=True, redbeat_redis_url="redis://", minibatch_size=3)
 
-    assert Settings() == Settings.of(app)
+    assert Settings.of(Celery(set_as_current=False)) == Settings.of(app)
 
 
 def test_policy_takes_the_app_s_settings_where_the_task_is_silent(app: Celery):

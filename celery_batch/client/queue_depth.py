@@ -89,8 +89,7 @@ class Settled(NamedTuple):
 
 class _Measurement(NamedTuple):
     waiting: int
-    #: Messages that were settled when it began.
-    messages: int
+    messages: int  # messages that were settled when it began
     time: float
 
 

@@ -33,32 +33,24 @@ _SILENCE = 30.0
 class ClusterSnapshot:
     """The statistics of all workers at one moment."""
 
-    #: On a monotonic clock.
-    time: float
+    time: float  # on a monotonic clock
     #: The answer of each worker to ``batch_stats``.
     answers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     #: Messages that wait in the broker, by queue.
     depths: Mapping[str, int] = field(default_factory=dict)
-    #: Why the broker could not be reached; empty if it could.
-    error: str = ""
+    error: str = ""  # why the broker could not be reached; empty if it could
 
 
 @dataclass(slots=True)
 class Growth:
     """The growth of one task's counts in one worker, or in several."""
 
-    #: Batches that have left.
-    batches: int = 0
-    #: Their rows.
-    rows: int = 0
-    #: Batches that have ended.
-    ended: int = 0
-    #: Seconds that these took in the model.
-    model: float = 0.0
-    #: What was computed, in cost or in rows, where padding is known.
-    computed: float = 0.0
-    #: How much of it was padding.
-    padding: float = 0.0
+    batches: int = 0  # batches that have left
+    rows: int = 0  # their rows
+    ended: int = 0  # batches that have ended
+    model: float = 0.0  # seconds that these took in the model
+    computed: float = 0.0  # what was computed, in cost or in rows, where padding is known
+    padding: float = 0.0  # how much of it was padding
     #: Batches, by the upper bound of their size.
     sizes: Counter[int] = field(default_factory=Counter)
     #: Requests, by the upper bound of their wait in seconds.
@@ -136,32 +128,20 @@ class TaskView:
     """One batch task, all workers together."""
 
     name: str
-    #: The broker queue of its messages.
-    queue: str = ""
-    #: How many workers serve it.
-    workers: int = 0
-    #: The largest of all workers.
-    max_batch_size: int = 0
-    #: The same in cost; None where cost is not limited.
-    max_batch_cost: float | None = None
+    queue: str = ""  # the broker queue of its messages
+    workers: int = 0  # how many workers serve it
+    max_batch_size: int = 0  # the largest of all workers
+    max_batch_cost: float | None = None  # the same in cost; None where cost is not limited
     #: The share of what was computed that was padding, where that is counted.
     padding: float | None = None
-    #: Messages in the broker; None where that is not known.
-    depth: int | None = None
-    #: Requests that wait in workers.
-    waiting: int = 0
-    #: Seconds for which the oldest of these has waited in a worker.
-    oldest: float = 0.0
-    #: Batches that run, or lie ready.
-    running: int = 0
-    #: Rows a second.
-    rate: float | None = None
-    #: Batches a second.
-    batches: float | None = None
-    #: Mean rows of a batch.
-    size: float | None = None
-    #: Mean seconds of a batch in the model.
-    model: float | None = None
+    depth: int | None = None  # messages in the broker; None where that is not known
+    waiting: int = 0  # requests that wait in workers
+    oldest: float = 0.0  # seconds for which the oldest of these has waited in a worker
+    running: int = 0  # batches that run, or lie ready
+    rate: float | None = None  # rows a second
+    batches: float | None = None  # batches a second
+    size: float | None = None  # mean rows of a batch
+    model: float | None = None  # mean seconds of a batch in the model
     #: The 50th and the 95th percentile of the requests' wait, in seconds.
     wait: tuple[float | None, float | None] = (None, None)
     #: Batches, by the upper bound of their size.

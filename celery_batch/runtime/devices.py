@@ -68,7 +68,12 @@ def pin(index: int, devices: Sequence[str] | None = None) -> str:
         return name
     entry = visible_entry(name)
     if entry != os.environ.get(VISIBLE):  # else an earlier worker of this process was pinned to it
-        _require_uninitialised_cuda()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            raise ConfigurationError(
+                "CUDA was initialised before this process was pinned to its GPU;"
+                " move whatever touches torch.cuda from module level into Model.load"
+            )
         os.environ[VISIBLE] = entry
     return "cuda:0"
 
@@ -130,12 +135,3 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _require_uninitialised_cuda() -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        raise ConfigurationError(
-            "CUDA was initialised before this process was pinned to its GPU;"
-            " move whatever touches torch.cuda from module level into Model.load"
-        )

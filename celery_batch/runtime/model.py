@@ -70,8 +70,7 @@ class Model:
         Args:
             length: One of `batch_lengths`.
         """
-        msg = f"{type(self).__name__} must define example(length)"
-        raise NotImplementedError(msg)
+        raise NotImplementedError(f"{type(self).__name__} must define example(length)")
 
     def collate(self, *batch: Any, **named: Any) -> Any:
         """
@@ -90,8 +89,7 @@ class Model:
         Returns:
             What `predict` gets as its one argument; a tuple is not taken apart.
         """
-        msg = f"{type(self).__name__} does not define collate(batch)"
-        raise NotImplementedError(msg)
+        raise NotImplementedError(f"{type(self).__name__} does not define collate(batch)")
 
     def predict(self, *batch: Any, **named: Any) -> Any:
         """
@@ -107,8 +105,7 @@ class Model:
             One output per request, in order.  An `Exception` instance in place of
             an output fails that request alone.  If the model defines `uncollate`: what that takes.
         """
-        msg = f"{type(self).__name__} must define predict(batch)"
-        raise NotImplementedError(msg)
+        raise NotImplementedError(f"{type(self).__name__} must define predict(batch)")
 
     def uncollate(self, output: Any) -> Sequence[Any]:
         """
@@ -123,8 +120,7 @@ class Model:
         Returns:
             One output per request, as `predict` returns them without `uncollate`.
         """
-        msg = f"{type(self).__name__} does not define uncollate(output)"
-        raise NotImplementedError(msg)
+        raise NotImplementedError(f"{type(self).__name__} does not define uncollate(output)")
 
     def unload(self) -> None:
         """Release what `load` took; called when the process ends normally."""

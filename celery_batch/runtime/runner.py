@@ -138,11 +138,6 @@ class Collated:
     value: Any = None  # what `collate` returned
     error: Exception | None = None  # what it raised instead
 
-    def take(self) -> Any:
-        """Return the value, which is kept here no longer: it may be large."""
-        value, self.value = self.value, None
-        return value
-
 
 class Uncollated(NamedTuple):
     """The output of a call, of which `uncollate` has made no outputs yet."""
@@ -385,7 +380,7 @@ class Runner:
         part, stages = call.part, self._stages
         ready, run.collated = run.collated, None
         if ready is not None:
-            value = ready.take()
+            value, ready.value = ready.value, None  # it may be large
             if ready.items == run.order[part.start : part.stop]:
                 if ready.error is not None:
                     raise ready.error
@@ -460,19 +455,15 @@ class Runner:
         count = len(call.part)
         free_memory(error)
         counts.out_of_memory += 1
-        if count > 1:
-            self._learn(call)
-        return self._out_of_memory_error(error, count)
-
-    def _learn(self, call: Call) -> None:
-        """Learn from a call that did not fit, unless there are no smaller ones."""
-        if self._limits_cost or call.size > most_rows(self._fixed_sizes.sizes, 1):
+        has_smaller = self._limits_cost or call.size > most_rows(self._fixed_sizes.sizes, 1)
+        if count > 1 and has_smaller:
             self.safe_size.did_not_fit(call.size)
             unit = "a cost of " if self._limits_cost else ""
             logger.warning(
                 "%s ran out of memory with %d items: batches of up to %s%g from now on",
-                self._name, len(call.part), unit, self.safe_size.largest,
+                self._name, count, unit, self.safe_size.largest,
             )  # fmt: skip
+        return self._out_of_memory_error(error, count)
 
     def _out_of_memory_error(self, error: BaseException, size: int = 1) -> OutOfMemory:
         items = "one item alone does" if size == 1 else f"{size} items do"

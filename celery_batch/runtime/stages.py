@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from celery_batch.errors import ConfigurationError
@@ -19,6 +20,7 @@ from celery_batch.runtime.signature import (
 __all__ = ["Stages", "check_stages", "has_stages", "predict_through", "stages_of"]
 
 
+@dataclass(frozen=True, slots=True)
 class Stages:
     """
     Calls a model with a column for each parameter; each stage may run on another thread.
@@ -27,17 +29,9 @@ class Stages:
     output for each row; without that, `predict` does.
     """
 
-    __slots__ = ("collate", "predict", "uncollate")
-
-    def __init__(
-        self,
-        predict: Callable[..., Any],
-        collate: Callable[..., Any] | None = None,
-        uncollate: Callable[[Any], Any] | None = None,
-    ) -> None:
-        self.predict = predict
-        self.collate = collate
-        self.uncollate = uncollate
+    predict: Callable[..., Any]
+    collate: Callable[..., Any] | None = None
+    uncollate: Callable[[Any], Any] | None = None
 
     def __call__(self, *columns: list[Any]) -> Any:
         """Call all stages, one after the other."""

@@ -17,7 +17,7 @@ import re
 import sys
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from math import prod
@@ -40,6 +40,7 @@ __all__ = [
     "is_array_type",
     "itemsize_of",
     "register_arrays_as_lists",
+    "register_decoder",
     "register_decoders",
     "register_encoders",
     "size_of",
@@ -545,18 +546,21 @@ def register_arrays_as_lists() -> None:
         register_type(kind, None, methodcaller("tolist"))
 
 
-class _EncodedNDArray:
-    """Stands for encoded arrays, since kombu knows decoders by the types that they belong to."""
+@cache
+def _stand_in(name: str) -> type:
+    """Return a type without values, since kombu knows a decoder by the type that it makes."""
+    return type(name, (), {})
 
 
-class _EncodedTensor:
-    """Stands for encoded tensors, likewise."""
+def register_decoder(name: str, decode: Callable[[Any], Any]) -> None:
+    """Have kombu's JSON decode typed values of this name in this process; it encodes none."""
+    register_type(_stand_in(name), name, vars, decode)
 
 
 def register_decoders() -> None:
     """Have kombu's JSON decode arrays and tensors in this process; it encodes none."""
-    register_type(_EncodedNDArray, NDARRAY, vars, _decoder(NDARRAY))
-    register_type(_EncodedTensor, TENSOR, vars, _decoder(TENSOR))
+    register_decoder(NDARRAY, _decoder(NDARRAY))
+    register_decoder(TENSOR, _decoder(TENSOR))
 
 
 def _decoder(kind: str) -> Callable[[Any], Any]:

@@ -94,10 +94,6 @@ class StoredValue:
         raise ValueError("a stored value has an index, a kind, a dtype and a shape")
 
 
-class _Escaped:
-    """Stands for escaped dicts, since kombu knows decoders by the types that they belong to."""
-
-
 def _as_dict(items: Any) -> Any:
     try:
         return dict(items)
@@ -159,5 +155,5 @@ def register_types() -> None:
 def register_decoders() -> None:
     """Have kombu's JSON decode what other processes encode; how this one encodes is its own."""
     arrays.register_decoders()
-    register_type(_Escaped, _DICT, vars, _as_dict)
+    arrays.register_decoder(_DICT, _as_dict)
     register_type(StoredValue, STORED, StoredValue.to_json, StoredValue.from_json)

@@ -53,25 +53,16 @@ class Work(NamedTuple):
     calls: int = 0
     #: When the first began, on the monotonic clock; None if there was none.
     began: float | None = None
-    #: When the last ended, on the monotonic clock.
-    ended: float | None = None
-    #: How long all calls took together.
-    seconds: float = 0.0
-    #: Items that made their batch fail, and failed alone.
-    isolated: int = 0
-    #: Calls that ran out of memory.
-    out_of_memory: int = 0
-    #: The sum of what all rows cost, where that is limited.
-    cost: float = 0.0
-    #: What all calls cost, with their padding.
-    padded_cost: float = 0.0
-    #: How many rows did not run, and why.
-    reuse: Reuse = NO_REUSE
-    #: Rows that filled calls up to fixed sizes.
-    padding_rows: int = 0
+    ended: float | None = None  # when the last ended, on the monotonic clock
+    seconds: float = 0.0  # how long all calls took together
+    isolated: int = 0  # items that made their batch fail, and failed alone
+    out_of_memory: int = 0  # calls that ran out of memory
+    cost: float = 0.0  # the sum of what all rows cost, where that is limited
+    padded_cost: float = 0.0  # what all calls cost, with their padding
+    reuse: Reuse = NO_REUSE  # how many rows did not run, and why
+    padding_rows: int = 0  # rows that filled calls up to fixed sizes
     rows: int = 0
-    #: How long rows were collated on a thread beside that of the calls.
-    collating: float = 0.0
+    collating: float = 0.0  # how long rows were collated on a thread beside that of the calls
 
 
 #: Of a batch whose model was not called.
@@ -84,25 +75,17 @@ class BatchReport:
 
     task: str
     requests: int
-    #: The number of their rows.
-    rows: int
-    #: The most rows the batch could have had: ``max_batch_size``.
-    most: int
-    #: Why it left.
-    reason: str
-    #: How it ended.
-    end: End
-    #: How many requests had each outcome.
-    outcomes: Mapping[RequestEnd, int]
+    rows: int  # the number of their rows
+    most: int  # the most rows the batch could have had: ``max_batch_size``
+    reason: str  # why it left
+    end: End  # how it ended
+    outcomes: Mapping[RequestEnd, int]  # how many requests had each outcome
     #: Seconds each request waited for the model, from its arrival in the worker; empty if the model
     #: was not called.
     waits: Sequence[float] = ()
-    #: Its model calls.
-    work: Work = NO_WORK
-    #: Requests that took processes down.
-    poison: int = 0
-    #: The pool process that ran it.
-    pid: int | None = None
+    work: Work = NO_WORK  # its model calls
+    poison: int = 0  # requests that took processes down
+    pid: int | None = None  # the pool process that ran it
     #: When the process accepted it, and when it ended, on the monotonic clock.
     taken: tuple[float, float] | None = None
     #: The most that one of its model calls could have cost; infinite for any.

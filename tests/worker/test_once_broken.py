@@ -76,7 +76,7 @@ def test_settings_of_other_django_apps_are_not_ours():
     app = Celery("shop", set_as_current=False)
     app.config_from_object(SimpleNamespace(BATCH_EMAILS=True), namespace="CELERY")
 
-    assert Settings() == Settings.of(app)
+    assert Settings.of(Celery(set_as_current=False)) == Settings.of(app)
 
 
 @pytest.mark.parametrize("timeout", [math.nan, True], ids=repr)

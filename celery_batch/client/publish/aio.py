@@ -72,10 +72,8 @@ class LoopCall(NamedTuple):
     args: Any
     kwargs: Any
     options: dict[str, Any]
-    #: Of the coroutine.
-    context: Context
-    #: Closed when the broker has the message.
-    admission: Admission
+    context: Context  # of the coroutine
+    admission: Admission  # closed when the broker has the message
     #: If it is cancelled, or done otherwise, before the call leaves, that is not sent.
     future: asyncio.Future[Any]
     #: Called on the loop, with the future and the result, when the broker has the message.

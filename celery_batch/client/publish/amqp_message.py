@@ -59,25 +59,17 @@ class AmqpMessage(PreparedMessage):
 class AmqpTemplate(NamedTuple):
     """What is the same in all messages of one kind to RabbitMQ."""
 
-    #: The method frame: where they go, as py-amqp writes it.
-    method: bytes
-    #: What has to be declared before.
-    declare: tuple[Any, ...]
-    #: The properties before the headers, encoded.
-    before: bytes
+    method: bytes  # the method frame: where they go, as py-amqp writes it
+    declare: tuple[Any, ...]  # what has to be declared before
+    before: bytes  # the properties before the headers, encoded
     #: The headers, with placeholders for %-formatting; so are the properties that follow them.
     headers: bytes
     after: bytes
-    #: Fields that those properties have.
-    short_fields: tuple[str, ...]
-    #: Names of headers that the caller's own must not have.
-    reserved: frozenset[str]
-    #: The third part of a body: callbacks and what comes after.
-    embed: dict[str, Any]
-    #: The name of the body's serializer.
-    serializer: str
-    #: Of the body's text.
-    encoding: str
+    short_fields: tuple[str, ...]  # fields that those properties have
+    reserved: frozenset[str]  # names of headers that the caller's own must not have
+    embed: dict[str, Any]  # the third part of a body: callbacks and what comes after
+    serializer: str  # the name of the body's serializer
+    encoding: str  # of the body's text
 
     def encode(self, values: Fields) -> dict[Any, Any] | None:
         """Return fields as `render` fills them in; None if a value has no place there."""

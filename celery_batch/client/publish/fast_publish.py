@@ -125,26 +125,17 @@ class CallSeries(NamedTuple):
     """Calls of one task with the same options."""
 
     task: Any
-    #: As `apply_async` takes them.
-    options: Mapping[str, Any]
-    #: By the options or by the task's.
-    expires: Any
-    #: The task that calls, if one does.
-    parent: Any
+    options: Mapping[str, Any]  # as `apply_async` takes them
+    expires: Any  # by the options or by the task's
+    parent: Any  # the task that calls, if one does
     settings: PublishSettings
-    #: Current when the series was made.
-    router: Any
+    router: Any  # current when the series was made
     template: AnyTemplate
-    #: The fields that are the same for all, encoded.
-    common: dict[Any, Any]
-    #: Of all; None where each call is its own root.
-    root_id: str | None
-    #: The third part of their bodies.
-    embed: dict[str, Any]
-    #: Receives the results; None if Celery does.
-    listener: Any
-    #: Whether messages say when they were sent.
-    says_when: bool
+    common: dict[Any, Any]  # the fields that are the same for all, encoded
+    root_id: str | None  # of all; None where each call is its own root
+    embed: dict[str, Any]  # the third part of their bodies
+    listener: Any  # receives the results; None if Celery does
+    says_when: bool  # whether messages say when they were sent
     send_buffer: SendBuffer
     pid: int
 

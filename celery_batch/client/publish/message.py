@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from json.encoder import encode_basestring_ascii as quoted
 from os import urandom
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from celery import Celery
@@ -87,13 +88,10 @@ Fields = dict[str, Any]
 class Form(NamedTuple):
     """Which parts a message has that others of its task leave out."""
 
-    #: The header that names our reply channel.
-    reply: bool
+    reply: bool  # the header that names our reply channel
     expires: bool
-    #: Headers of the caller's own.
-    headers: bool
-    #: The header that says when it was sent.
-    sent: bool = False
+    headers: bool  # headers of the caller's own
+    sent: bool = False  # the header that says when it was sent
 
 
 class PublishSettings:
@@ -248,18 +246,12 @@ def serialized_body(body: tuple[Any, ...], serializer: str) -> Any:
 class Template(NamedTuple):
     """What is the same in all messages of one kind to Redis."""
 
-    #: The list that they go to, with its prefix.
-    key: str
-    #: The message, with placeholders for %-formatting.
-    text: str
-    #: Names of headers that the caller's own must not have.
-    reserved: frozenset[str]
-    #: The third part of a body: callbacks and what comes after.
-    embed: dict[str, Any]
-    #: The name of the body's serializer.
-    serializer: str
-    #: Makes a serialized body fit for JSON.
-    codec: Any
+    key: str  # the list that they go to, with its prefix
+    text: str  # the message, with placeholders for %-formatting
+    reserved: frozenset[str]  # names of headers that the caller's own must not have
+    embed: dict[str, Any]  # the third part of a body: callbacks and what comes after
+    serializer: str  # the name of the body's serializer
+    codec: Any  # makes a serialized body fit for JSON
 
     def encode(self, values: Fields) -> dict[Any, Any] | None:
         """Return fields as `render` fills them in; None if a value has no place there."""
@@ -386,16 +378,11 @@ def send_probe(task: Any, options: dict[str, Any], probe: Probe, form: Form) -> 
         {},
         producer=probe,
         task_type=task,
-        result_cls=_NoResult,
+        result_cls=lambda _task_id: SimpleNamespace(ignored=True),
         add_to_parent=False,
         **{option: PLACEHOLDER + option for option in _OPTION_FIELDS},
         **options,
     )
-
-
-class _NoResult:
-    def __init__(self, _task_id: str) -> None:
-        self.ignored = True
 
 
 def put_placeholders(headers: dict[str, Any], properties: dict[str, Any], form: Form) -> None:
