@@ -45,7 +45,7 @@ def far(request: pytest.FixtureRequest, redis_on_tcp: RedisServer) -> Iterator[t
             app.conf.task_default_queue = f"far-{port}"
             prepare(app)
             task = app.task(base=BatchTask, name="far")(_same)
-            for options in ({}, {"expires": 60}):  # the first of each kind goes Celery's own way
+            for options in ({}, {"expires": 600}):  # the first of each kind goes Celery's own way
                 task.apply_async(("first",), **options)
             yield task, server.url
 
@@ -57,7 +57,7 @@ def test_a_large_input_is_sent(far: tuple[Any, str]):
     task.delay("x" * SIZE)
     took = time.monotonic() - began
     with pytest.raises(DeadlineExceeded, match="no answer"):  # since no worker is there
-        predict(task, ["y" * SIZE], timeout=12.0, on_timeout="leave", expires=60)
+        predict(task, ["y" * SIZE], timeout=12.0, on_timeout="leave", expires=600)
 
     assert took > SIZE / RATE / 2
     assert [SIZE, SIZE] == sorted(_sizes(url, task.app.conf.task_default_queue))[-2:]
