@@ -144,7 +144,7 @@ class CallSeries(NamedTuple):
         app = self.task.app
         return (
             self.pid == os.getpid()
-            and self.settings.are_current(app.conf)
+            and self.settings.is_current(app.conf)
             and app.amqp.router is self.router
             and is_plain_celery(app)
         )

@@ -94,7 +94,7 @@ class Form(NamedTuple):
     sent: bool = False  # the header that says when it was sent
 
 
-class PublishSettings:
+class PublishSettings(SettingsSnapshot):
     """
     What an app's settings say of its calls at one time.
 
@@ -103,7 +103,7 @@ class PublishSettings:
 
     def __init__(self, app: Any) -> None:
         conf = app.conf
-        self._snapshot = SettingsSnapshot(conf)
+        super().__init__(conf)
         self.is_stock = not conf.get("batch_bulk", True)
         #: Whether messages are made from templates, and many written at once.
         self.bulk = FastPaths.of(app).is_on("publish")
@@ -117,10 +117,6 @@ class PublishSettings:
         self.repr_levels = repr_levels(conf)
         self.args_limit = app.amqp.argsrepr_maxsize
         self.kwargs_limit = app.amqp.kwargsrepr_maxsize
-
-    def are_current(self, conf: Any) -> bool:
-        """Return whether no setting has changed since."""
-        return self._snapshot.is_current(conf)
 
 
 #: Each hexadecimal digit with the two bits that say which kind of UUID it is.

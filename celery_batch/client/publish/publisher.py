@@ -277,7 +277,7 @@ class Publisher(PerProcess):
         return self._limiter
 
     def _current_settings(self) -> PublishSettings:
-        if not self._settings.are_current(self._app.conf):
+        if not self._settings.is_current(self._app.conf):
             self._use(PublishSettings(self._app))
         return self._settings
 
