@@ -169,7 +169,7 @@ def pack_waits(waits: Sequence[float]) -> bytes:
 
 
 def read_facts(facts: bytes, number: int) -> BatchInfo | None:
-    """Return the facts, not trusted, of the reply at a place of a payload; None if unreadable."""
+    """Return the facts, which are not trusted, of a reply by its place; None if unreadable."""
     shared, _, waits = facts.partition(b"\n")
     try:
         (wait,) = struct.unpack_from("<f", waits, 4 * number)
@@ -230,7 +230,7 @@ def write_replies(
 
 
 def read_replies(payload: bytes) -> list[tuple[str, bytes]]:
-    """Return the ids and values in a payload, which is not trusted; raise `ValueError`."""
+    """Return the ids and values in a payload; raise `ValueError` for anything else."""
     strings: list[bytes] = []
     at, end = 0, len(payload)
     while at < end:

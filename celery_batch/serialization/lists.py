@@ -52,9 +52,10 @@ def as_lists(value: Any) -> Any:
 
 def list_rows(outputs: Any) -> Any:
     """
-    Return a batch's outputs with arrays and tensors as lists of numbers; no list is left as it is.
+    Return a batch's outputs with arrays and tensors as lists of numbers.
 
-    An array that JSON has not, such as one of complex numbers, stays one.
+    What is no list or tuple is returned as it is; so is an array that JSON has not, such as one of
+    complex numbers.
     """
     if not isinstance(outputs, list | tuple):
         return outputs
@@ -108,7 +109,7 @@ def _decoded_lists(array: EncodedArray) -> Any:
 
 def to_numpy(array: Any) -> Any:
     """
-    Return an array, a tensor or an encoded array as an array of NumPy; raise `TypeError`.
+    Return an array, a tensor or an encoded array as an array of NumPy, or raise `TypeError`.
 
     Types of torch that NumPy lacks, such as bfloat16, become float32, which is exact.
     """

@@ -47,7 +47,7 @@ STORED = "batch-payload"
 
 class StoredValue:
     """
-    Stands in a message for a value that is stored beside it; `index` says for which, from 0.
+    Stands in a message for a value that is stored beside it: the one with this index, from 0.
 
     The kind is "ndarray", "tensor", "bytes" or "json"; arrays have a dtype and a shape.
     """

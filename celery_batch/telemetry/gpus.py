@@ -75,9 +75,9 @@ class Gpus:
 
 def find_gpus(devices: Sequence[str] | None = None) -> Gpus | None:
     """
-    Return the GPUs that this worker may use, all visible ones unless named; None if there is none.
+    Return the GPUs that this worker may use, or those with these names as for `devices.pin`.
 
-    None can be measured without NVIDIA's library.
+    It is None if none can be measured, as without NVIDIA's library.
     """
     try:
         nvml = importlib.import_module("pynvml")

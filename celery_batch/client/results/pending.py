@@ -296,8 +296,8 @@ class PendingResults(PerProcess):
         """
         Take in what polls have found of tasks that have not ended, and call state callbacks.
 
-        The values are empty if they were deleted.  Between is each result's `latest` before the
-        poll: a notification during it is newer.
+        With each pending result come its `latest` before the poll, and the stored value, which is
+        empty if it was deleted.  A notification during the poll is newer.
         """
         callbacks: list[Callback] = []
         with self._lock:

@@ -49,7 +49,7 @@ class ThreadWaiter:
         return seconds if left is None else min(left, seconds)
 
     def arrivals(self, results: Iterable[Any]) -> Iterator[Any]:
-        """Yield `BatchResult` objects as their tasks end; raise Celery's `TimeoutError`."""
+        """Yield `BatchResult` objects as their tasks end; Celery's `TimeoutError` ends the wait."""
         missing = {id(each): each for each in results}
         added = []
         try:
