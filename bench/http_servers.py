@@ -20,7 +20,7 @@ import psutil
 
 from bench.bert_model import expected
 from bench.peers import peers_python
-from bench.testbed import free_port
+from bench.testbed import cpu_of, free_port
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.processes.redis_server import RedisServer
 
@@ -200,7 +200,7 @@ class RunningServer:
 
 def _cpu(child: ManagedProcess) -> float:
     processes = psutil.Process(child.pid).children(recursive=True)
-    return sum(float(sum(each.cpu_times()[:2])) for each in processes)
+    return sum(map(cpu_of, processes))
 
 
 @contextmanager

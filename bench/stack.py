@@ -13,7 +13,8 @@ from typing import Any
 from kombu import pools
 
 from bench.app import app
-from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from bench.workers_ready import wait_for_workers
+from celery_batch.processes.managed_process import ManagedProcess
 from celery_batch.processes.redis_server import RedisServer
 
 __all__ = ["Stack", "broker", "running"]
@@ -45,11 +46,7 @@ def running(*options: str, timeout: float = 60.0, **env: str) -> Iterator[Stack]
         tempfile.TemporaryDirectory() as folder,
         ManagedProcess(command, Path(folder) / "worker.log", env=env) as worker,
     ):
-
-        def why_not_ready() -> str:
-            return "" if app.control.ping(timeout=0.5, limit=1) else "no answer to a ping"
-
-        wait_until(why_not_ready, [worker], what="worker", timeout=timeout)
+        wait_for_workers(app, 1, [worker], timeout)
         yield Stack(app, worker)
 
 

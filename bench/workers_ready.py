@@ -9,11 +9,10 @@ from celery_batch.processes.managed_process import ManagedProcess, wait_until
 
 __all__ = ["wait_for_workers"]
 
-#: Seconds a worker gets to import, load and connect, beside others that do the same.
-_READY_TIMEOUT = 120.0
 
-
-def wait_for_workers(app: Any, workers: int, children: Sequence[ManagedProcess]) -> None:
+def wait_for_workers(
+    app: Any, workers: int, children: Sequence[ManagedProcess], timeout: float = 120.0
+) -> None:
     """
     Return when so many Celery workers answer.
 
@@ -25,4 +24,4 @@ def wait_for_workers(app: Any, workers: int, children: Sequence[ManagedProcess])
         missing = workers - len(app.control.ping(timeout=1.0, limit=workers))
         return f"{missing} of {workers} do not answer" if missing else ""
 
-    wait_until(why_not_ready, children, what="workers", timeout=_READY_TIMEOUT)
+    wait_until(why_not_ready, children, what="workers", timeout=timeout)

@@ -18,6 +18,7 @@ import psutil
 
 from bench.stack import broker, running
 from bench.tables import Case, Effort, Goal, ResultTable
+from bench.testbed import cpu_of
 
 __all__ = ["CASE"]
 
@@ -81,7 +82,7 @@ def _cpu(pid: int) -> list[float]:
     """Return the CPU seconds of the consumer process and of its pool process."""
     server = next(each for each in psutil.Process(pid).children(recursive=True) if each.children())
     (child,) = server.children()
-    return [sum(process.cpu_times()[:2]) for process in (server, child)]
+    return [cpu_of(process) for process in (server, child)]
 
 
 def _sheets(data: dict[str, Any]) -> list[ResultTable]:

@@ -15,7 +15,8 @@ from typing import Any
 
 from bench.gpu.app import app
 from bench.gpu.models import CALLS
-from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from bench.workers_ready import wait_for_workers
+from celery_batch.processes.managed_process import ManagedProcess
 
 __all__ = ["Calls", "Place", "markdown", "workers_of"]
 
@@ -103,12 +104,7 @@ def workers_of(case: str, count: int = 1) -> Iterator[Place]:
             )
             for n in range(count)
         ]
-        wait_until(
-            lambda: "no answer" * (len(app.control.ping(timeout=0.5)) < count),
-            workers,
-            what="workers",
-            timeout=600,
-        )
+        wait_for_workers(app, count, workers, timeout=600)
         clients = ProcessPoolExecutor(_CLIENTS, mp_context=get_context("spawn"))
         yield Place(stack.enter_context(clients), Calls(folder / "calls"))
         for worker in workers:

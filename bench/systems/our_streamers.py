@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.model import BATCH, MODELS
 from bench.systems.system import LATENCY, TIMEOUT, Streaming
+from bench.workers_ready import wait_for_workers
 from celery_batch.streamer import (
     ManagedModel,
     RedisStreamer,
@@ -59,9 +60,7 @@ class OnOurRedis(Streaming):
         options = (self.url, str(self.workers), self.model)
         self.serve(sys.executable, "-m", "bench.systems.our_streamers", *options)
         made = RedisStreamer(self.url, worker_timeout=TIMEOUT)
-        made.predict([0])
-        while len(made.app.control.ping(timeout=1.0, limit=self.workers)) < self.workers:
-            pass
+        wait_for_workers(made.app, self.workers, self.servers)
         return made
 
     def submit(self, items: range) -> list[Any]:

@@ -421,14 +421,9 @@ class Failures:
 
 def output_status(output: Path) -> dict[str, Any]:
     """
-    Return what is known of a backfill, as plain data.
+    Return what is known of the backfill into an output, as plain data.
 
-    Args:
-        output: The path that it was given.
-
-    Returns:
-        ``output``, ``task``, ``complete``, ``rows`` (None if that is not known), ``failed``, and
-        ``at``: of what time that is, as seconds of the epoch.
+    ``rows`` is None if it is not known; ``at`` says of what time that is, in seconds of the epoch.
     """
     about = read_about(output)
     if output.exists() and about:

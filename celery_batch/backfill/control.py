@@ -166,16 +166,11 @@ _REPLY_TIMEOUT = 3.0
 
 
 class Jobs:
-    """
-    The running backfills of an app's broker; for one thread at a time, on a connection of its own.
-
-    Args:
-        app: The Celery app.
-        timeout: Seconds without a further reply after which all jobs have answered.
-    """
+    """The running backfills of an app's broker; for one thread at a time, on its own connection."""
 
     def __init__(self, app: Any, timeout: float = 1.0) -> None:
         self._client = ControlClient(app, _MAILBOX)
+        #: Seconds without a further reply after which all jobs have answered.
         self._timeout = timeout
 
     def __enter__(self) -> Self:

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 from celery_batch.serialization.arrays import is_array, size_of
 
 __all__ = [
-    "MOST_WINDOWS",
     "TIMEOUT",
     "WINDOW_BYTES",
     "Answer",

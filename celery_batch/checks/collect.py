@@ -57,18 +57,7 @@ from celery_batch.worker.dispatch.job_submitter import overlap_state
 from celery_batch.worker.redis.answer_cache import cache_backend
 from celery_batch.worker.scheduling.routing import batch_tasks, queue_of, routed_queues
 
-__all__ = [
-    "broker_of",
-    "cache_of",
-    "collect",
-    "devices_of",
-    "ordinary_tasks",
-    "payloads_of",
-    "pool_of",
-    "results_of",
-    "trouble_of",
-    "workers_of",
-]
+__all__ = ["collect"]
 
 #: The names of pools by the paths of their classes.
 _POOLS = {path.replace(":", "."): name for name, path in reversed(ALIASES.items()) if path}

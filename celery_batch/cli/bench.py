@@ -172,23 +172,20 @@ def _check_requests(rates: Sequence[float], duration: float) -> None:
 
 def _rows(task: BatchTask, sources: Sequence[str], field: str | None) -> list[Row]:
     """Return the rows of all sources, each a file or JSON, that the task takes."""
-    rows = [
-        row
-        for source in sources
-        for row in (
-            rows_of_file(task, source, field)
-            # Path.exists() raises OSError for a long text.
-            if source == "-" or os.path.exists(source)  # noqa: PTH110
-            else _row_of_json(task, source, field)
-        )
-    ]
+    rows: list[Row] = []
+    for source in sources:
+        # Path.exists() raises OSError for a long text.
+        if source == "-" or os.path.exists(source):  # noqa: PTH110
+            rows += rows_of_file(task, source, field)
+        else:
+            rows.append(_row_of_json(task, source, field))
     total = len(rows)
     leave_out_costly(task, rows)
     say_left_out(total - len(rows), total, "are too large for the task")
     return rows
 
 
-def _row_of_json(task: BatchTask, text: str, field: str | None) -> list[Row]:
+def _row_of_json(task: BatchTask, text: str, field: str | None) -> Row:
     try:
         value = json.loads(text)
     except ValueError:
@@ -199,7 +196,7 @@ def _row_of_json(task: BatchTask, text: str, field: str | None) -> list[Row]:
     (row,) = Arguments(task._batch_signature, field=field).rows([value])
     if row.flaw:
         raise ConfigurationError(f"--input: {text}: {row.flaw.partition(': ')[2]}")
-    return [row.values]
+    return row.values
 
 
 def _measured(

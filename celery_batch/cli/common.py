@@ -101,12 +101,7 @@ def rows_of_file(task: BatchTask, source: str, field: str | None = None) -> list
 
 
 def leave_out_costly(task: BatchTask, rows: list[Row]) -> None:
-    """
-    Remove the rows that cost more than the task takes, or that have no cost.
-
-    Raises:
-        BackfillError: That would be all of them.
-    """
+    """Remove the rows that cost more than the task takes, or that have no cost."""
     item_cost = item_cost_of(task)
     if item_cost is not None:
         costs = item_cost.of_rows([*zip(*rows, strict=True)])

@@ -48,14 +48,13 @@ def make_app(config: ServeConfig) -> Celery:
     return app
 
 
-def make_task(app: Celery, config: ServeConfig, **options: Any) -> Any:
+def make_task(app: Celery, config: ServeConfig) -> Any:
     """Make the task that answers one envelope, for clients, which do not import the handle."""
 
     def predict(_data: list[Any]) -> list[Any]:
         raise ConfigurationError(f"{config.task_name} runs in the workers of `celery batch serve`")
 
-    options = {**task_options(config), **options}
-    return app.task(base=BatchTask, name=config.task_name, **options)(predict)
+    return app.task(base=BatchTask, name=config.task_name, **task_options(config))(predict)
 
 
 def task_options(config: ServeConfig) -> dict[str, Any]:

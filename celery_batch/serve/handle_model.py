@@ -133,13 +133,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def find_handle(name: str) -> type:
-    """
-    Import the class of a handle.
-
-    Args:
-        name: ``"module:Class"``; or ``"Class"``, which importing a module ``handle``
-            registers or defines.
-    """
+    """Import ``"module:Class"``, or a ``"Class"`` that a module ``handle`` registers or defines."""
     module_name, _, class_name = name.rpartition(":")
     module = _module(module_name or _USUAL_MODULE, name)
     known = {key: value for key, value in vars(module).items() if isinstance(value, type)}

@@ -52,20 +52,12 @@ _STOPPING = (signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """
-    What one worker process does.
+    """What one worker process does."""
 
-    Args:
-        name: The process' name.
-        target: Called in it; a function that can be imported there.
-        args: Its arguments.
-        env: Its environment beside ours, set before it imports anything.
-    """
-
-    name: str
-    target: Callable[..., object]
+    name: str  # the process' name
+    target: Callable[..., object]  # called in it; a function that can be imported there
     args: tuple[Any, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)  # beside ours, set before any import
 
 
 def keep_running(jobs: list[Job], start_method: str = "spawn") -> None:

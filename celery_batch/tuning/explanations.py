@@ -6,7 +6,7 @@ from math import ceil
 
 from celery_batch.formatting import figure, number
 from celery_batch.tuning.curve import Curve
-from celery_batch.tuning.propose import MOST_MESSAGES, Proposal, Trial, limit_of
+from celery_batch.tuning.propose import MOST_MESSAGES, NEARLY_ALL, Proposal, Trial, limit_of
 
 __all__ = [
     "about_cost",
@@ -16,9 +16,6 @@ __all__ = [
     "about_target",
     "about_wait",
 ]
-
-#: The quantile of a latency target.
-_NEARLY_ALL = 0.99
 
 #: A larger ratio of slow to usual runs is worth a note.
 _STEADY = 1.5
@@ -138,7 +135,7 @@ def _remedy(curve: Curve, proposal: Proposal) -> str:
             f"{number(proposal.rate)} requests a second need {processes} processes, each on its"
             f" own device: one completes {number(chosen.max_rate)} a second within {latency}."
         )
-    alone = curve.seconds(1, _NEARLY_ALL) + curve.overhead
+    alone = curve.seconds(1, NEARLY_ALL) + curve.overhead
     if alone > proposal.latency:
         return (
             f"A batch of one takes {figure(alone)} with sending: a faster model or device is"

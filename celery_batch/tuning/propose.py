@@ -22,7 +22,7 @@ from celery_batch.batching.policy import BatchPolicy
 from celery_batch.tuning.curve import Curve
 from celery_batch.tuning.simulate import Forecast, Load, simulate
 
-__all__ = ["MOST_MESSAGES", "Proposal", "Trial", "candidates", "limit_of", "max_rate", "propose"]
+__all__ = ["MOST_MESSAGES", "NEARLY_ALL", "Proposal", "Trial", "limit_of", "max_rate", "propose"]
 
 #: Returns the requests to simulate at a rate.
 Loads = Callable[[float], Load]
@@ -40,7 +40,7 @@ _MAX_WAIT = 0.01
 _PARTS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 
 #: The quantile of a latency target.
-_NEARLY_ALL = 0.99
+NEARLY_ALL = 0.99
 
 #: The precision of rates.
 _PRECISION = 0.02
@@ -157,7 +157,7 @@ def candidates(policy: BatchPolicy, latency: float) -> Iterator[BatchPolicy]:
 
 def max_rate(policy: BatchPolicy, curve: Curve, latency: float, load: Loads = Load.at) -> float:
     """Return the highest rate of requests at which a policy meets a target; 0 if at none."""
-    if curve.seconds(1, _NEARLY_ALL) + curve.overhead > latency:
+    if curve.seconds(1, NEARLY_ALL) + curve.overhead > latency:
         return 0.0  # too slow even without waiting
     high = _capacity(policy, curve, load)
     low = 0.0
