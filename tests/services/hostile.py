@@ -10,6 +10,7 @@ import lzma
 import struct
 import zlib
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 from uuid import uuid4
 
@@ -143,8 +144,14 @@ def _bomb(method: str, compress: Callable[[bytes], bytes]) -> Callable[[], dict[
     return make
 
 
+@cache
 def _million() -> dict[str, int]:
     return {str(n): n for n in range(1_000_000)}
+
+
+@cache
+def _million_json() -> bytes:
+    return json.dumps(_million()).encode()
 
 
 _ODD: tuple[Any, ...] = (7, True, 1.5, "text", [1], {"a": 1}, None, "", "a\nb", [["x"]])
@@ -211,7 +218,7 @@ HOSTILE: dict[str, Callable[[], dict[str, Any]]] = {
     "argument nested": _body([[nested(800)], {}, {}]),
     **{f"body is {value!r}": _body(value) for value in _BODIES},
     "a million arguments": _body(lambda: [list(range(1_000_000)), {}, {}]),
-    "a million keywords": _body(lambda: [[], _million(), {}]),
+    "a million keywords": _with("body", value=lambda: b"[[], %b, {}]" % _million_json()),
     **{
         f"{name} is {value!r}": _embed(**{name: value})
         for name in ("callbacks", "errbacks", "chain", "chord", "parent_id", "id", "task")
@@ -254,7 +261,7 @@ RAW: dict[str, Callable[[], bytes]] = {
     "a surrogate": _scrawl(b'"body": "', b'"body": "\\ud800'),
     "unknown typed value": _scrawl(b'"retries": 0', b'"retries": {"__type__":"x","__value__":1}'),
     "bad typed value": _scrawl(b'"eta": null', b'"eta": {"__type__":"datetime","__value__":1}'),
-    "a million keys": lambda: json.dumps(_million()).encode(),
+    "a million keys": _million_json,
     **{
         f"just {value!r}": (lambda value=value: json.dumps(value).encode())
         for value in (*_ODD, {}, [], {"body": 1}, {"properties": {}}, {"properties": None})
@@ -318,6 +325,8 @@ def post(channel: Any, message: dict[str, Any], queue: str = "celery") -> bool:
     if not isinstance(carried["application_headers"], (dict, type(None))):
         return False
     carried = {name: value for name, value in carried.items() if value is not None}
+    if len(carried.get("application_headers", ())) > _FRAME:
+        return False
     try:
         letter = amqp.Message(message.get("body"), **carried)
         # One frame has to hold them, or the broker hangs up on us.
