@@ -52,6 +52,9 @@ _SLOW = {
     "transformers": ["transformers.models.bert.modeling_bert", "transformers.pipelines"],
 }
 
+#: Plugins that the documented tests do without; the second takes half a second to import.
+_WITHOUT = ("-p", "no:cacheprovider", "-p", "no:schemathesis")
+
 #: Writes a model for the examples that want one.
 _SAVE_CLASSIFIER = """
 import transformers
@@ -251,7 +254,7 @@ def test_documented_tests_pass(document: Path, passed: int, tmp_path: Path):
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     line = next((line for line in console_lines(document) if line[-2:] == ["-m", "pytest"]), [])
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "-q", *_WITHOUT],
         cwd=tmp_path,
         env={**os.environ, **dict(word.split("=", 1) for word in line if "=" in word)},
         capture_output=True,
@@ -271,7 +274,7 @@ def test_documented_fixtures_run_a_worker_of_the_app(tmp_path: Path):
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_own_app.py").write_text(_FIXTURE_TEST)
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "-q", *_WITHOUT],
         cwd=tmp_path,
         capture_output=True,
         text=True,

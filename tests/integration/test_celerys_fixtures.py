@@ -11,6 +11,9 @@ import pytest
 
 from tests.services.shop import ROOT
 
+#: Plugins that the user's tests do without; the second takes half a second to import.
+_WITHOUT = ("-p", "no:cacheprovider", "-p", "no:schemathesis")
+
 #: What a user writes.  `celery_worker.reload` has the worker know of the new task.
 TEST = """
 import os
@@ -79,7 +82,7 @@ def test_a_task_that_is_made_in_the_test(
     """A worker that began without batch tasks answers, and batches, those that come later."""
     (tmp_path / "test_theirs.py").write_text(TEST)
     url = request.getfixturevalue("broker") if transport == "redis" else ""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
+    command = [sys.executable, "-m", "pytest", "-q", *_WITHOUT, "-p", "no:randomly"]
     done = subprocess.run(
         [*command, str(tmp_path / "test_theirs.py")],
         env={**os.environ, "PYTHONPATH": str(ROOT), "THEIR_BROKER": url},
@@ -123,7 +126,7 @@ def run_tests(folder: Path, program: str) -> str:
     """Run a user's test module in a folder of its own, and return what pytest says."""
     (folder / "test_theirs.py").write_text(program)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_theirs.py"],
+        [sys.executable, "-m", "pytest", "-q", *_WITHOUT, "test_theirs.py"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=folder,
         capture_output=True,

@@ -41,6 +41,7 @@ def test_suite_of_a_user(transport: str, pool: str, request: pytest.FixtureReque
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     number = CANVASES * (13 if "THOROUGH" in os.environ else 1)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
+    command += ["-p", "no:schemathesis"]  # takes half a second to import
     options = ["-c", str(tmp_path / "pytest.ini"), "--confcutdir", str(SUITE.parent)]
     hangs = ["-o", f"faulthandler_timeout={HANGS}", "-o", "faulthandler_exit_on_timeout=true"]
     theirs = {
