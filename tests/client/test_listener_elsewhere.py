@@ -25,7 +25,8 @@ _START = """
     def ask(number):
         results = [BatchResult(str(uuid4()), app=app) for _ in range(number)]
         for result in results:
-            listener_for(app).expect(result)
+            registry = listener_for(app).registry
+            result.pending_result = registry.expect(result.pending_result)
         return results
 
     def store(result, value):
