@@ -296,7 +296,10 @@ def _sending(app: Any, deadline: float) -> Iterator[None]:
         cause = error.__cause__ if isinstance(error, PartlySent) and error.__cause__ else error
         if not _is_unreachable(cause):
             raise cause from None  # a call that could not be encoded, say
-        if isinstance(error, TimeoutError) and deadline - began < _PAUSE:
+        # Redis-py's own ends a connection or a read at the deadline, or earlier by a setting.
+        is_redis_s = isinstance(cause.__cause__ or cause, RedisTimeoutError)
+        is_late = isinstance(error, TimeoutError) or (is_redis_s and time.monotonic() >= deadline)
+        if is_late and deadline - began < _PAUSE:
             raise DeadlineExceeded("The timeout passed before the calls were sent.") from error
         if not isinstance(error, TimeoutError) and _is_disconnected(cause):
             _away_until[app] = time.monotonic() + _PAUSE

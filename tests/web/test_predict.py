@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -399,6 +400,24 @@ def test_a_short_request_closes_the_door_to_nobody(redis_place: Place, ask: Call
         ask(redis_place.double, [1], timeout=1e-4)
 
     assert [42] == ask(redis_place.double, [21], timeout=AMPLE)
+
+
+def test_a_broker_that_is_slower_than_a_short_request_is_not_away(
+    redis_place: Place, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
+    """The connection that it does not make in time says nothing to the next request."""
+    monkeypatch.delenv("CELERY_BROKER_URL", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as silent, Celery(set_as_current=False) as app:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        app.conf.update(broker_url=url, result_backend=redis_place.app.conf.result_backend)
+
+        @app.task(base=BatchTask, name="unanswered")
+        def task(item):
+            return item
+
+        for _ in range(2):
+            with pytest.raises(DeadlineExceeded):
+                ask(task, [1], timeout=0.5)
 
 
 @pytest.mark.parametrize("namespace", ["", "CELERY"])
