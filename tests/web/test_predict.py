@@ -410,6 +410,7 @@ def test_a_broker_that_is_slower_than_a_short_request_is_not_away(
     with socket.create_server(("127.0.0.1", 0)) as silent, Celery(set_as_current=False) as app:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
         app.conf.update(broker_url=url, result_backend=redis_place.app.conf.result_backend)
+        prepare(app)
 
         @app.task(base=BatchTask, name="unanswered")
         def task(item):
