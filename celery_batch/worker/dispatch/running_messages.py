@@ -64,4 +64,7 @@ class CollectedAcks(RunningMessages):
             self.flush()  # there is no further pass of the event loop
         elif not self._is_flushing_soon:
             self._is_flushing_soon = True
-            self._consumer.hub.call_soon(self.flush)
+            self._consumer.hub.call_soon(self._flush_in_pass)
+
+    def _flush_in_pass(self) -> None:
+        self.flush()

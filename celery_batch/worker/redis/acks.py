@@ -1,16 +1,22 @@
-"""Acknowledges many messages in one round trip, and records which of them run."""
+"""
+Acknowledges many messages in one round trip, and records which of them run.
+
+The event loop does not wait for the reply: Redis may be busy, or far away.  What is collected
+meanwhile is sent after it.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from celery.concurrency.solo import TaskPool as SoloPool
 from redis import Redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from celery_batch.compat.kombu import Unacknowledged
+from celery_batch.compat.redis import descriptor_of, get_connection
 from celery_batch.worker.dispatch.running_messages import CollectedAcks
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.redis.scripts import script
@@ -23,6 +29,15 @@ logger = logging.getLogger(__name__)
 
 #: Seconds until acknowledgements that Redis refused are sent again.
 _RETRY_AFTER = 1.0
+
+
+class _Unread(NamedTuple):
+    """A call of the script whose reply is still to come."""
+
+    connection: Any
+    descriptor: int
+    tags: int
+    running: int
 
 
 class RedisAcks(CollectedAcks):
@@ -51,10 +66,11 @@ class RedisAcks(CollectedAcks):
         self._ordinary = ordinary
         self._lease = lease
         # Not kombu's own client, which puts the key prefix before some keys only.
-        client = Redis(connection_pool=channel.pool)
-        self._acknowledge = client.register_script(script("acknowledge"))
+        self._client = Redis(connection_pool=channel.pool)
+        self._acknowledge = self._client.register_script(script("acknowledge"))
         self._tags = tags
         self._running: list[str] = []
+        self._unread: _Unread | None = None
         self._sweeps = 0
         self._is_retrying = self._has_ended = False
         qos.ack, qos.reject = self.ack, self._reject
@@ -121,27 +137,98 @@ class RedisAcks(CollectedAcks):
             self._unacknowledged.free(tag)
             self._ordinary.discard(tag)
 
+    def _flush_in_pass(self) -> None:
+        """Send what has been collected; the reply is read when it comes, and then what follows."""
+        self._is_flushing_soon = False
+        self._unless_sending(self._begin_sending)
+
+    def _on_reply(self) -> None:
+        self._unless_sending(self._read_reply)
+        if self._has_more:
+            self._flush_soon()
+
+    def _unless_sending(self, work: Callable[[], object]) -> None:
+        with self._lock:
+            if not self._is_sending:  # else in a signal handler, whose thread goes on with that
+                self._is_sending = True
+                try:
+                    work()
+                finally:
+                    self._is_sending = False
+
+    @property
+    def _has_more(self) -> bool:
+        return bool(self._tags or self._running) and not (self._has_ended or self._is_retrying)
+
+    def _begin_sending(self) -> None:
+        if self._unread is not None or not self._has_more:
+            return
+        keys, args, *counts = self._collected()
+        pool = self._client.connection_pool
+        connection = get_connection(pool)
+        try:
+            connection.send_command("EVALSHA", self._acknowledge.sha, len(keys), *keys, *args)
+        except BaseException:
+            connection.disconnect()
+            pool.release(connection)
+            raise
+        self._unread = _Unread(connection, descriptor_of(connection), *counts)
+        self._consumer.hub.add_reader(self._unread.descriptor, self._on_reply)
+
+    def _read_reply(self) -> None:
+        """Read the reply that is still to come, if one is."""
+        unread, self._unread = self._unread, None
+        if unread is None:
+            return
+        self._consumer.hub.remove_reader(unread.descriptor)
+        try:
+            unread.connection.read_response()
+        except NoScriptError:  # it is sent again
+            self._acknowledge.sha = self._client.script_load(self._acknowledge.script)
+        except ResponseError as error:
+            self._note_refusal(error)
+        except (RedisError, OSError):  # of this connection: it is sent again on another
+            unread.connection.disconnect()
+        else:
+            self._forget(unread.tags, unread.running)
+        finally:
+            self._client.connection_pool.release(unread.connection)
+
     def _send_collected(self) -> None:
+        self._read_reply()
         while not self._has_ended and (self._tags or self._running) and self._send():
             pass
 
     def _send(self) -> bool:
-        keys = self._lease.keys
-        tags, running = list(self._tags), list(self._running)
+        """Send what has been collected, and wait for the reply; return whether Redis took it."""
+        keys, args, *counts = self._collected()
         try:
-            self._acknowledge(
-                keys=[keys.index, keys.unacked, keys.owner_of, keys.held],
-                args=["\n".join(tags), "\n".join(running)],
-            )
+            self._acknowledge(keys=keys, args=args)
         except ResponseError as error:
-            logger.warning("Redis refuses acknowledgements (%s): sent again soon", error)
-            if not self._is_retrying:
-                self._is_retrying = True
-                self._consumer.hub.call_later(_RETRY_AFTER, self._retry)
+            self._note_refusal(error)
             return False
-        del self._tags[: len(tags)]
-        del self._running[: len(running)]
+        self._forget(*counts)
         return True
+
+    def _collected(self) -> tuple[list[str], list[str], int, int]:
+        """Return the script's keys and arguments, and how many messages of both kinds they have."""
+        keys, tags, running = self._lease.keys, list(self._tags), list(self._running)
+        return (
+            [keys.index, keys.unacked, keys.owner_of, keys.held],
+            ["\n".join(tags), "\n".join(running)],
+            len(tags),
+            len(running),
+        )
+
+    def _forget(self, tags: int, running: int) -> None:
+        del self._tags[:tags]
+        del self._running[:running]
+
+    def _note_refusal(self, error: ResponseError) -> None:
+        logger.warning("Redis refuses acknowledgements (%s): sent again soon", error)
+        if not self._is_retrying:
+            self._is_retrying = True
+            self._consumer.hub.call_later(_RETRY_AFTER, self._retry)
 
     def _retry(self) -> None:
         self._is_retrying = False
@@ -150,6 +237,10 @@ class RedisAcks(CollectedAcks):
     def end(self) -> None:
         """Send nothing more on this connection; the next one sends what is left."""
         self._has_ended = True
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            self._consumer.hub.remove_reader(unread.descriptor)
+            unread.connection.disconnect()
         self._unacknowledged.forget()
 
     def _reject(self, tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 (kombu's signature)
