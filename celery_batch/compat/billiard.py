@@ -13,9 +13,9 @@ from __future__ import annotations
 import logging
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from inspect import isgenerator
+from inspect import GEN_SUSPENDED, getgeneratorstate, isgenerator
 from typing import Any
 
 import billiard
@@ -26,6 +26,7 @@ from celery.concurrency.asynpool import AsynPool
 __all__ = [
     "PoolPipe",
     "current_worker",
+    "finish_partial_reads",
     "is_in_pool",
     "job_pipe",
     "pool_processes",
@@ -39,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 #: Seconds.  An idle process reports within a millisecond that it has accepted a job.
 _TIMEOUT = 1.0
+
+#: Seconds that the rest of a message may take.
+_REST_TIMEOUT = 10.0
 
 #: What `replace_loop` and the worker threads need of billiard's worker.
 _WORKER = ("wait_for_job", "inq", "outq", "inqW_fd", "_ensure_messages_consumed")
@@ -208,6 +212,46 @@ def read_before_flush(pool: Any, hub: Any) -> None:
             _restore(queued)
 
     pool.flush = flush_after_reading
+
+
+def finish_partial_reads(pool: Any) -> None:
+    """
+    Have a pool that stops read the rest of a message that the event loop has read in part.
+
+    Celery before 5.7 takes the rest for a message, and gives up the process.  That process waits
+    for half a minute until its result is read, the shutdown waits for the process, and the batch
+    runs again.
+    """
+    handler: Any = getattr(pool._pool, "_result_handler", None)  # noqa: SLF001
+    if hasattr(handler, "_finish_partial_read") or not hasattr(handler, "_recv_message"):
+        return
+    receive, flush = handler._recv_message, handler._flush_outqueue  # noqa: SLF001
+    messages: dict[int, Generator[None]] = {}
+
+    def receive_noted(add_reader: Any, pipe: int, *details: Any) -> Generator[None]:
+        messages[pipe] = message = receive(add_reader, pipe, *details)
+        return message  # type: ignore[no-any-return]
+
+    def flush_after_message(pipe: int, remove: Any, *details: Any) -> Any:
+        message = messages.pop(pipe, None)
+        if message is None or getgeneratorstate(message) != GEN_SUSPENDED:
+            return flush(pipe, remove, *details)
+        return None if _read_rest(message, pipe) else remove(pipe)
+
+    handler._recv_message, handler._flush_outqueue = receive_noted, flush_after_message  # noqa: SLF001
+
+
+def _read_rest(message: Generator[None], pipe: int) -> bool:
+    """Read a message to its end, and handle it; return whether that was possible."""
+    deadline = time.monotonic() + _REST_TIMEOUT
+    try:
+        while select.select([pipe], [], [], max(deadline - time.monotonic(), 0.0))[0]:
+            next(message)
+    except StopIteration:
+        return True
+    except (OSError, EOFError):
+        return False
+    return False
 
 
 def _read_all(pool: Any, hub: Any) -> None:

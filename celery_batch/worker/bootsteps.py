@@ -19,7 +19,11 @@ from celery.worker.consumer.consumer import Evloop
 import celery_batch.worker.control.commands  # noqa: F401 (adds the remote control commands)
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.compat import gc
-from celery_batch.compat.billiard import PoolPipe, read_before_flush
+from celery_batch.compat.billiard import (
+    PoolPipe,
+    finish_partial_reads,
+    read_before_flush,
+)
 from celery_batch.compat.celery import (
     defer_signals,
     fire_on_time,
@@ -126,6 +130,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
             if self._warm_up is not None:
                 self._warm_up.wait(worker.pool)
                 del worker.pool.on_stop
+                finish_partial_reads(worker.pool)
             elif self.tasks:
                 load_models(worker.app, self._names)
             else:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import pickle
+import struct
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.concurrency.asynpool import ResultHandler
+from celery.utils.functional import noop
 
 from celery_batch.compat import billiard as compat
-from celery_batch.compat.billiard import read_before_flush
+from celery_batch.compat.billiard import finish_partial_reads, read_before_flush
 
 
 class Pool:
@@ -177,3 +181,71 @@ def test_job_is_discarded_if_its_process_dies_meanwhile(pool: Pool):
     flush()
 
     assert 1 not in pool._pool._cache
+
+
+class Handler:
+    """What reads the messages of Celery's pool, in a release without the remedy."""
+
+    def __init__(self) -> None:
+        self.handled: list[Any] = []
+        self.flushed: list[int] = []
+
+    _recv_message = ResultHandler._recv_message
+    handle_event = noop
+
+    def _flush_outqueue(self, pipe: int, _remove: Any, *_details: Any) -> None:
+        self.flushed.append(pipe)
+
+    def receive(self, pipe: int) -> None:
+        """Read a message, or a part of it, as the event loop does."""
+        next(self._recv_message(noop, pipe, self.handled.append), None)
+
+
+@pytest.fixture
+def handler(monkeypatch: pytest.MonkeyPatch) -> Handler:
+    """A handler that finishes what it has read in part, with a short timeout."""
+    monkeypatch.setattr(compat, "_REST_TIMEOUT", 0.2)
+    handler = Handler()
+    finish_partial_reads(SimpleNamespace(_pool=SimpleNamespace(_result_handler=handler)))
+    return handler
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """Both ends of a pipe that blocks nobody."""
+    ends = os.pipe()
+    os.set_blocking(ends[0], False)
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def test_message_that_was_read_in_part_is_read_to_its_end(handler: Handler, pipe: tuple[int, int]):
+    """A pool that stops handles it once, and then reads as before."""
+    read, write = pipe
+    body = pickle.dumps(("ready", 1))
+    message = struct.pack(">i", len(body)) + body
+    removed: list[int] = []
+    os.write(write, message[:9])
+    handler.receive(read)
+    os.write(write, message[9:])
+    handler._flush_outqueue(read, removed.append)
+
+    assert ([("ready", 1)], []) == (handler.handled, handler.flushed)
+
+    os.write(write, message)
+    handler.receive(read)
+    handler._flush_outqueue(read, removed.append)
+
+    assert ([("ready", 1)] * 2, [read], []) == (handler.handled, handler.flushed, removed)
+
+
+def test_message_without_an_end_is_given_up(handler: Handler, pipe: tuple[int, int]):
+    """Its process has stopped in the middle, and is not waited for."""
+    read, write = pipe
+    removed: list[int] = []
+    os.write(write, struct.pack(">i", 100) + b"half")
+    handler.receive(read)
+    handler._flush_outqueue(read, removed.append)
+
+    assert ([read], []) == (removed, handler.handled)
