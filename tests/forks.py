@@ -28,6 +28,9 @@ import pytest
 #: Seconds without a message after which the main process looks whether all others are there.
 _LOOK = 5.0
 
+#: Seconds that a fork may take to fill four megabytes.
+_COMPUTES = 20
+
 #: Whether a process has ended, without an end to it.
 _GONE = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
@@ -97,6 +100,8 @@ class Main:
         reporter.showfspath = False  # tests of several files are reported by turns
         # Each has its own folder in the run's.
         self.config._tmp_path_factory.getbasetemp()
+        if not _can_compute():
+            raise pytest.UsageError("modules of tests must not compute with torch when imported")
         try:
             for place in range(min(number, len(self._groups))):
                 self._fork(place)
@@ -293,3 +298,15 @@ def _torn_down(session: pytest.Session) -> Iterator[None]:
     except BaseException:
         session._setupstate.teardown_exact(None)
         raise
+
+
+def _can_compute() -> bool:
+    """Return whether a fork can compute with torch: not after OpenMP has begun threads here."""
+    if "torch" not in sys.modules:
+        return True
+    pid = os.fork()
+    if not pid:
+        signal.alarm(_COMPUTES)
+        sys.modules["torch"].ones(1 << 20)
+        os._exit(0)
+    return not os.waitpid(pid, 0)[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -70,6 +71,15 @@ def test_b():
     time.sleep(1000)
 """
 
+_COMPUTES = """
+import torch
+
+NUMBERS = torch.ones(10**6)
+
+def test_a():
+    pass
+"""
+
 Run = Callable[..., tuple[int, str]]
 
 
@@ -100,7 +110,7 @@ def run(tmp_path: Path) -> Run:
 def test_every_test_is_reported_once(run: Run, tmp_path: Path):
     """Groups have one process and its fixtures each; failures, output and warnings are shown."""
     report = tmp_path / "report.xml"
-    code, said = run(_TESTS, f"--junitxml={report}")
+    code, said = run(_TESTS, f"--junitxml={report}", "-o", "junit_family=xunit1")
     found = {
         case.get("name", ""): {
             each.get("name"): each.get("value") for each in case.iter("property")
@@ -143,3 +153,12 @@ def test_errors_of_collection_stop_the_run(run: Run):
 
     assert 2 == code
     assert "1 error" in said
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="OpenMP has no threads there")
+def test_a_module_that_computes_with_torch_is_refused(run: Run):
+    """Where OpenMP has threads before the fork, computations after it wait for ever."""
+    code, said = run(_COMPUTES)
+
+    assert 4 == code
+    assert "compute with torch" in said
