@@ -184,14 +184,12 @@ class Main:
             raise self.session.Interrupted(self.session.shouldstop)
 
     def _end(self) -> None:
-        """End the processes that are left, as a Ctrl-C would."""
+        """End the processes that are left, as a Ctrl-C would, or when they say the next thing."""
         for fork in self._forks.values():
             with suppress(ProcessLookupError):
                 os.kill(fork.pid, signal.SIGINT)
+            fork.line.close()
         for fork in self._forks.values():
-            with suppress(EOFError, OSError):
-                while fork.line.recv():
-                    pass
             os.waitpid(fork.pid, 0)
 
 
@@ -223,7 +221,7 @@ class _Runner:
                     self.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             self._line.send(("end",))
             code = 0
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, EOFError, ConnectionError):
             pass
         except BaseException:  # noqa: BLE001 (the main process says that it lost this one)
             os.write(self._stderr, traceback.format_exc().encode())
