@@ -437,6 +437,12 @@ def _output(command: list[str]) -> str:
     return done.stdout.strip()
 
 
+#: What is wrong with a worker that answers to another command and never to this one.
+_NO_STATS = (
+    "it answers to celery inspect ping, but not to celery inspect stats; a function among"
+    " broker_transport_options, say, is no JSON"
+)
+
 #: Seconds in which workers answer.
 _REPLY_TIMEOUT = 2.0
 
@@ -444,7 +450,7 @@ _REPLY_TIMEOUT = 2.0
 def workers_of(app: Any, tasks: Collection[str]) -> tuple[Worker, ...]:
     """Ask all workers of an app; return those that have answered."""
     with closing(ControlClient(app)) as client:
-        stats, began = client.stats(_REPLY_TIMEOUT), time.monotonic()
+        stats, began = _stats_of(client), time.monotonic()
         earlier: dict[str, Any] = {}
         later: dict[str, Any] = {}
         if any(map(runs_batches, stats.values())):
@@ -476,6 +482,15 @@ def workers_of(app: Any, tasks: Collection[str]) -> tuple[Worker, ...]:
         )
         for worker in workers
     )
+
+
+def _stats_of(client: ControlClient) -> dict[str, Any]:
+    """Return the workers' statistics, or an error for those that answer and cannot encode them."""
+    stats = client.stats(_REPLY_TIMEOUT)
+    if not stats and (running := client.ask("ping", _REPLY_TIMEOUT)):
+        stats = client.stats(_REPLY_TIMEOUT)  # it may have been busy
+        stats = stats or {name: {"error": _NO_STATS} for name in running}
+    return stats
 
 
 def _flushing(answer: Any) -> frozenset[str]:

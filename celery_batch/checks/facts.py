@@ -149,7 +149,7 @@ class Worker:
     @property
     def has_answered(self) -> bool:
         """Whether it has said which batch tasks it serves, if it knows any."""
-        return "tasks" in self.batch_stats or not self.runs_batches
+        return "tasks" in self.batch_stats or not (self.runs_batches or self.stats.get("error"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from celery import Celery
 from celery.app.defaults import DEFAULTS
+from celery.signals import celeryd_init
 from kombu.messaging import Producer
 
 from celery_batch.broker_depth import driver_of
@@ -57,10 +59,12 @@ _MERGED: Mapping[str, Mapping[str, Any]] = {
         "socket_timeout": _REPLY,
         "read_timeout": _REPLY,  # of py-amqp, as the next two
         "write_timeout": _REPLY,
-        "on_open": _limit_greenlets,
         **_ONCE_MORE,  # for a channel that is opened before anything is sent
     },
 }
+
+#: What each prepared app's settings have become and what they were, by their names.
+_prepared: WeakKeyDictionary[Celery, dict[str, tuple[Any, Any]]] = WeakKeyDictionary()
 
 
 def prepare(app: Celery) -> None:
@@ -72,7 +76,7 @@ def prepare(app: Celery) -> None:
     is back.  A thread waits at most 2 s for one of the pool's connections.
     Settings that the app has itself are kept.  Call it before the app is first used.  It has no
     effect in a worker, which should be more patient and may import the web app's modules, as
-    Django's does.
+    Django's does: a worker that starts restores what the app's settings were.
 
     Args:
         app: The app; only this process's copy changes.
@@ -80,14 +84,40 @@ def prepare(app: Celery) -> None:
     if app.loader.worker_initialized:
         logger.info("prepare(%s) has no effect in a worker.", app.main)
         return
-    conf = app.conf
+    _restore(app)  # what an earlier call has set
     for name, value in _SINGLE.items():
-        if conf.get(name) == DEFAULTS.get(name):
-            conf[name] = value
+        if app.conf.get(name) == DEFAULTS.get(name):
+            _set(app, name, value)
     for name, options in _MERGED.items():
-        if name != "broker_transport_options" or driver_of(app) in _DRIVERS:
-            conf[name] = {**options, **(conf.get(name) or {})}
+        own = app.conf.get(name) or {}
+        if name != "broker_transport_options":
+            _set(app, name, {**options, **own})
+        elif (driver := driver_of(app)) in _DRIVERS:
+            # Only for RabbitMQ: a function among the options is no JSON, as replies of workers are.
+            hook = {"on_open": _limit_greenlets} if driver == "amqp" else {}
+            _set(app, name, {**options, **hook, **own})
     app.control.mailbox.producer_or_acquire = partial(_control_producer, app)
+
+
+def _set(app: Celery, name: str, value: Any) -> None:
+    _prepared.setdefault(app, {})[name] = (value, app.conf.get(name))
+    app.conf[name] = value
+
+
+def _restore(app: Celery) -> None:
+    """Undo what was set, but for what has been set otherwise since."""
+    for name, (value, former) in _prepared.pop(app, {}).items():
+        if app.conf.get(name) is value:
+            app.conf[name] = former
+    vars(app.control.mailbox).pop("producer_or_acquire", None)
+
+
+@celeryd_init.connect  # type: ignore[untyped-decorator]
+def _restore_in_worker(instance: Any, **_: Any) -> None:
+    """Undo `prepare` in a worker whose app's module, or one that it imports, has called it."""
+    if instance.app in _prepared:
+        logger.info("prepare(%s) has no effect in a worker.", instance.app.main)
+        _restore(instance.app)
 
 
 @contextmanager

@@ -79,6 +79,15 @@ def test_an_error_in_place_of_an_answer_is_kept(answers: dict[str, Any]):
     assert ({}, False, "KeyError('max_wait')") == (ours.tasks, ours.has_answered, ours.error)
 
 
+def test_statistics_that_cannot_be_encoded_are_an_error(answers: dict[str, Any]):
+    """Celery sends no answer then: such a worker is one that runs, all the same."""
+    answers.update(stats={}, ping={"ours": {"ok": "pong"}}, active_queues={}, registered={})
+    (ours,) = workers_of(object(), {"shop.toy"})
+
+    assert not ours.has_answered
+    assert "not to celery inspect stats" in ours.error
+
+
 def test_only_workers_with_batch_tasks_are_asked_for_batches(answers: dict[str, Any]):
     """Any other would log the command, which it does not know, with a traceback."""
     answers["stats"].update(old={"pool": POOL})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from celery import Celery
+from celery.app.defaults import DEFAULTS
 from kombu.exceptions import OperationalError
 
 from celery_batch import BatchTask, prepare
@@ -78,35 +80,63 @@ def test_other_transports_keep_their_options():
 PROGRAM = """
 import json, os
 from celery import Celery, signals
-from celery_batch import prepare
+from celery_batch import BatchTask, prepare
 
 app = Celery("impatient")
 
-@signals.worker_init.connect
+@app.task(base=BatchTask)
+def double(numbers):
+    return [2 * each for each in numbers]
+
 def urls_are_imported(**_):
     prepare(app)
 
+if os.environ["IMPORTED"] == "with its app":
+    urls_are_imported()
+    urls_are_imported()
+else:
+    signals.worker_init.connect(urls_are_imported)
+
 @signals.worker_ready.connect
 def show(**_):
-    with open(os.environ["SETTINGS"], "w") as file:
-        json.dump([app.conf.broker_connection_timeout, app.conf.broker_transport_options], file)
+    names = ("broker_connection_timeout", "broker_transport_options", "redis_socket_timeout")
+    policy = app.conf.result_backend_transport_options, app.conf.task_publish_retry_policy
+    control = "producer_or_acquire" in vars(app.control.mailbox)
+    backend = app.backend.connparams["socket_timeout"], app.backend.retry_policy["max_retries"]
+    with open(os.environ["SETTINGS"] + ".new", "w") as file:
+        json.dump([*map(app.conf.get, names), *policy, control, *backend], file)
+    os.rename(os.environ["SETTINGS"] + ".new", os.environ["SETTINGS"])
 """
 
+#: As Celery has them.
+PATIENT = [4, {}, 120.0, {}, DEFAULTS["task_publish_retry_policy"], False, 120.0, 20]
 
-def test_it_has_no_effect_in_a_worker(server: RedisServer, tmp_path: Path):
-    """Django's worker imports the site's URLs; it stays as patient as Celery makes it."""
+
+@pytest.mark.parametrize("imported", ["with its app", "later"])
+def test_it_has_no_effect_in_a_worker(server: RedisServer, tmp_path: Path, imported: str):
+    """A worker may import the web app: it stays as patient as Celery makes it."""
     (tmp_path / "impatient.py").write_text(PROGRAM)
     line = [CELERY, "-A", "impatient", "worker", "--pool=solo"]
     environ = {
         **os.environ,
         "CELERY_BROKER_URL": server.url,
+        "CELERY_RESULT_BACKEND": server.url,
+        "IMPORTED": imported,
         "PYTHONPATH": str(tmp_path),
         "SETTINGS": str(tmp_path / "settings.json"),
     }
     with start(line, tmp_path / "worker.log", env=environ):
         found = eventually(lambda: _text(tmp_path / "settings.json"), "a worker that is ready")
 
-    assert "[4, {}]" == found
+    assert json.loads(found) == PATIENT
+
+
+def test_no_function_is_among_the_options_of_redis():
+    """Replies of a worker in the same process, as in tests, hold them."""
+    with Celery("redis", broker="redis://localhost:1", set_as_current=False) as app:
+        prepare(app)
+
+        assert json.dumps(app.conf.broker_transport_options)
 
 
 def _text(path: Path) -> str:
