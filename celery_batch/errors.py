@@ -86,6 +86,11 @@ class BackfillError(BatchError):
 class BackfillComplete(BackfillError):
     """The output is complete already, from the same backfill."""
 
+    def __init__(self, *words: str, failed: int = 0) -> None:
+        super().__init__(*words)
+        #: How many of its rows have failed.
+        self.failed = failed
+
 
 class BackfillStopped(BackfillError):
     """An operator has stopped the backfill, with ``celery batch jobs stop``."""

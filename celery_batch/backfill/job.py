@@ -180,11 +180,12 @@ class Job:
             return BackfillError(f"{self._output}: {nothing}; {anew}")
         # An input may have been mended since, but for the rest it is another backfill.
         is_ours = not changes({**made, "input": about["input"]}, about)
-        some = "; --retry-errors runs its failed rows again"
-        failed = some if is_ours and self._failures.path.exists() else ""
+        failed = self._failures.count()
+        rows = "1 failed row" if failed == 1 else f"{failed:,} failed rows"
+        hint = f"; --retry-errors runs its {rows} again" if is_ours and failed else ""
         if not (changed := changes(made, about)):
-            return BackfillComplete(f"{self._output}: is complete already{failed}")
-        return BackfillError(f"{self._output}: is complete already, but {changed}; {anew}{failed}")
+            return BackfillComplete(f"{self._output}: is complete already{hint}", failed=failed)
+        return BackfillError(f"{self._output}: is complete already, but {changed}; {anew}{hint}")
 
     def retry(self, control: JobControl, show: Callable[[Progress], None]) -> Progress:
         """Answer those rows of a whole output again that have failed."""

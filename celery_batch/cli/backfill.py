@@ -104,8 +104,8 @@ def backfill(ctx: click.Context, /, task: str, source: str, output: Path, **opti
     A row of a .npy file is one of its first dimension, and so it is of a .npy output, whose rows
     have the dtype and the shape of the first one.
     After any interruption the same command continues.
-    Exit code: 0 if every row has an output, now or before; 1 if rows have failed; 130 if it was
-    interrupted.
+    Exit code: 0 if every row has an output, now or before; 1 if rows have failed, now or before;
+    130 if it was interrupted.
     """
     _interrupt_on_signals()
     try:
@@ -117,7 +117,7 @@ def backfill(ctx: click.Context, /, task: str, source: str, output: Path, **opti
         ctx.exit(INTERRUPTED)
     except BackfillComplete as error:
         click.echo(str(error), err=True)
-        ctx.exit(0)
+        ctx.exit(1 if error.failed else 0)
     ctx.exit(1 if progress.failed else 0)
 
 

@@ -56,8 +56,8 @@ def test_only_the_first_rows_are_run(place):
 
     assert (1, expected(50)) == (done.returncode, place.answers())
     assert "50 rows, 1 failed" in done.stderr
-    assert 0 == again.returncode
-    assert "is complete already" in again.stderr
+    assert 1 == again.returncode
+    assert "is complete already; --retry-errors runs its 1 failed row again" in again.stderr
     assert 1 == more.returncode
     assert "--limit was 50 then, and is 60 now; use --restart" in more.stderr
 

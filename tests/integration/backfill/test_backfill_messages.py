@@ -61,15 +61,15 @@ def test_a_backfill_goes_on_as_it_was_begun(place):
     assert 200 == len(place.answers())
 
 
-def test_what_is_complete_is_no_failure(place):
-    """The same command again has nothing to do; another one is refused, with what differs."""
+def test_a_complete_output_with_failed_rows_exits_with_1(place):
+    """The same command again counts them; another one is refused, with what differs."""
     place.write(rows(20))
     assert 1 == place.run("backfill_tasks.double").returncode
     before = place.answers()
     again = place.run("backfill_tasks.double")
 
-    words = f"{place.out}: is complete already; --retry-errors runs its failed rows again\n"
-    assert (0, True) == (again.returncode, again.stderr.endswith(words)), again.stderr
+    words = f"{place.out}: is complete already; --retry-errors runs its 1 failed row again\n"
+    assert (1, True) == (again.returncode, again.stderr.endswith(words)), again.stderr
     anew = "use --restart to start anew, or name another output"
     task = "TASK was backfill_tasks.double then, and is backfill_tasks.echo now"
     field = "--field was not given then, and is number now"
@@ -82,6 +82,16 @@ def test_what_is_complete_is_no_failure(place):
         assert other.stderr.endswith(f"is complete already, but {changed}; {anew}\n")
 
 
+def test_a_complete_output_without_failed_rows_exits_with_0(place):
+    """A job that runs the same command again succeeds, once no row has failed."""
+    place.write(rows(10))
+    assert 0 == place.run("backfill_tasks.double").returncode
+    again = place.run("backfill_tasks.double")
+
+    assert 0 == again.returncode
+    assert again.stderr.endswith(f"{place.out}: is complete already\n")
+
+
 def test_a_mended_input_of_what_is_complete_is_said(place):
     """Its failed rows may run again: it is the same backfill but for the input."""
     place.write(rows(20))
@@ -91,7 +101,7 @@ def test_a_mended_input_of_what_is_complete_is_said(place):
 
     assert 1 == other.returncode
     assert "is complete already, but the input has changed since; use --restart" in other.stderr
-    assert other.stderr.endswith("; --retry-errors runs its failed rows again\n")
+    assert other.stderr.endswith("; --retry-errors runs its 1 failed row again\n")
 
 
 def test_a_model_that_fails_is_seen_at_once(place):
