@@ -38,6 +38,9 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+#: Seconds between two warnings of a runner that items do not fit into one batch.
+_WARNING_INTERVAL = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -115,6 +118,7 @@ class Counts:
 
     calls: int = 0  # how often the model was called
     isolated: int = 0  # items that made their batch fail
+    split: int = 0  # batches that raised, and whose items all succeeded in parts
     out_of_memory: int = 0  # calls that ran out of memory
     cost: float = 0.0  # what the items of all calls have cost, where that is limited
     padded_cost: float = 0.0  # what these calls have cost with their padding
@@ -161,6 +165,8 @@ class _BatchRun:
     collated: Collated | None = None  # its first call, if its rows are collated
     #: Takes the outputs of calls that are uncollated later; None to do that at once.
     uncollated: list[Uncollated] | None = None
+    #: What the first call raised that was split in search of a failing item.
+    split_by: Exception | None = None
 
 
 class Runner:
@@ -191,6 +197,7 @@ class Runner:
         self.safe_size = SafeSize()
         #: The error of a broken device, after which this process must run no more batches.
         self.broken: str | None = None
+        self._warned_at = -math.inf
 
     @property
     def has_stages(self) -> bool:
@@ -252,6 +259,8 @@ class Runner:
                 timings.append(Timing(order[part.start : part.stop], began, seconds))
             # None if it runs again in halves; if the run has ended, the rest of the batch as well.
             _put(outputs, order[part.start : part.start + len(found)], found)
+        if run.split_by is not None and not any(isinstance(each, Outcome) for each in outputs):
+            self._note_split(run.split_by, run.counts, len(outputs))
         return outputs
 
     def collate(self, *columns: list[Any]) -> Collated | None:
@@ -427,9 +436,22 @@ class Runner:
         if self._may_isolate(error) and bisection.split(part):
             logger.info("%s raised %r on %d items: looking for the item that fails",
                         self._name, error, len(part))  # fmt: skip
+            run.split_by = run.split_by or error.with_traceback(None)  # it may hold tensors
             return ()
         run.counts.isolated += bisection.was_split and len(part) == 1
         return _all(error, part)
+
+    def _note_split(self, error: Exception, counts: Counts, size: int) -> None:
+        """Count a batch whose items all succeeded in parts, and say so once in a while."""
+        counts.split += 1
+        now = time.monotonic()
+        if now - self._warned_at >= _WARNING_INTERVAL:
+            self._warned_at = now
+            logger.warning(
+                "%s raised %r on a batch of %d items, which all succeeded in smaller parts, after"
+                " %d calls in place of one: if their shapes differ, batch_by keeps these apart",
+                self._name, error, size, counts.calls,
+            )  # fmt: skip
 
     def _may_isolate(self, error: Exception) -> bool:
         """Return whether to look for the item that an error is about."""

@@ -31,7 +31,7 @@ class Tally:
         self.sizes, self.fill = Histogram(_SIZES), Histogram(_SHARES)
         self.wait, self.model = Histogram(_SECONDS), Histogram(_SECONDS)
         self.rows = self.calls = 0
-        self.isolated = self.out_of_memory = self.poison = self.padding_rows = 0
+        self.isolated = self.split = self.out_of_memory = self.poison = self.padding_rows = 0
         self.cost = self.padded_cost = 0.0
         self.reuse = NO_REUSE
         self.reasons: Counter[str] = Counter()
@@ -58,6 +58,7 @@ class Tally:
             self.model.add(work.seconds)
             self.calls += work.calls
             self.isolated += work.isolated
+            self.split += work.split
             self.out_of_memory += work.out_of_memory
 
     @property
@@ -77,6 +78,7 @@ class Tally:
             "trouble": {
                 **ends,
                 "isolated": self.isolated,
+                "split": self.split,
                 "out_of_memory": self.out_of_memory,
                 "poison": self.poison,
             },

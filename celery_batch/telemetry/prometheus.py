@@ -38,6 +38,7 @@ _COUNTERS = (
     ("rows", "rows", "Rows in batches that have ended."),
     ("calls", "model_calls", "Model calls."),
     ("isolated", "isolated_items", "Items that made their batch fail."),
+    ("split", "split_batches", "Batches that raised, and whose items all succeeded in parts."),
     ("out_of_memory", "out_of_memory", "Model calls that ran out of memory."),
     ("reuse.hits", "cache_hits", "Rows with a cached answer; of tasks with cache_ttl."),
     ("reuse.misses", "cache_misses", "Rows that ran; of tasks with cache_ttl."),

@@ -63,6 +63,7 @@ class Work(NamedTuple):
     padding_rows: int = 0  # rows that filled calls up to fixed sizes
     rows: int = 0
     collating: float = 0.0  # how long rows were collated on a thread beside that of the calls
+    split: int = 0  # batches that raised, and whose items all succeeded in parts
 
 
 #: Of a batch whose model was not called.

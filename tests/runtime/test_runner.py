@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import traceback
@@ -174,6 +175,33 @@ def test_interrupt_is_the_error_of_an_item_alone():
     runner = Runner(slow, "m", ErrorPolicy(interrupts=(TimeoutError,)))
 
     assert isinstance(the_error(runner.run([1])), TimeoutError)
+
+
+def test_items_that_do_not_fit_together_are_warned_of_once(caplog):
+    """Each batch is counted, and one warning names what helps."""
+    runner = Runner(lambda items: list(np.stack(items)), "shop.model")
+    batch = [np.ones(3), np.ones(4), np.ones(3)]
+    counts, later = Counts(), Counts()
+    with caplog.at_level(logging.WARNING):
+        outcomes = runner.run(batch, counts=counts)
+        runner.run(batch, counts=later)
+
+    assert [3, 4, 3] == [len(value) for value in values(outcomes)]
+    assert (1, 1) == (counts.split, later.split)
+    (record,) = caplog.records
+    assert "shop.model raised ValueError(" in record.message
+    assert (
+        "a batch of 3 items, which all succeeded in smaller parts, after 5 calls" in record.message
+    )
+
+
+def test_a_batch_with_a_failing_item_is_not_counted_as_split(caplog):
+    """One item failed, and was isolated: the others had to run again for it."""
+    counts = Counts()
+    with caplog.at_level(logging.WARNING):
+        Runner(PoisonModel(13).predict, "shop.model").run([1, 13, 2], counts=counts)
+
+    assert (1, 0, []) == (counts.isolated, counts.split, caplog.records)
 
 
 def test_batch_beyond_the_memory_is_split():

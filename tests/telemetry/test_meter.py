@@ -129,7 +129,7 @@ def test_batches_of_a_task_are_added_up():
             rows=4,
             outcomes={RequestEnd.SUCCEEDED: 3, RequestEnd.FAILED: 1},
             waits=[0.01] * 4,
-            work=Work(5, 11.0, 12.0, 1.0, isolated=1, out_of_memory=2),
+            work=Work(5, 11.0, 12.0, 1.0, isolated=1, out_of_memory=2, split=3),
         )
     )
     meter.add(report(end=End.LOST, outcomes={RequestEnd.AGAIN: 2}, waits=[], work=Work(), poison=1))
@@ -140,7 +140,8 @@ def test_batches_of_a_task_are_added_up():
     assert 3 == summary["ended"]
     assert (2 / 8 + 4 / 8 + 2 / 8) / 3 == pytest.approx(summary["fill"], abs=1e-6)
     assert {"succeeded": 5, "failed": 1, "again": 2, "expired": 3} == summary["outcomes"]
-    assert {"lost": 1, "isolated": 1, "out_of_memory": 2, "poison": 1} == summary["trouble"]
+    trouble = {"lost": 1, "isolated": 1, "split": 3, "out_of_memory": 2, "poison": 1}
+    assert trouble == summary["trouble"]
     assert 1.5 == summary["model"]["seconds"]
     assert 0.07 / 6 == pytest.approx(summary["wait"]["mean"], abs=1e-6)
     assert {"0.0075": 0, "0.01": 5, "0.015": 0, "0.02": 1} == summary["wait"]["buckets"]

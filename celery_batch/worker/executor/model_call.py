@@ -142,6 +142,7 @@ class ModelCall:
             counted.padding_rows,
             sum(len(timing.part) for timing in timings),
             self._collating,
+            counted.split,
         )
 
     def prepare(self) -> None:
