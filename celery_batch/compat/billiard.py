@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from inspect import GEN_SUSPENDED, getgeneratorstate, isgenerator
+from multiprocessing.connection import wait
 from typing import Any
 
 import billiard
@@ -232,10 +233,14 @@ def finish_partial_reads(pool: Any) -> None:
         messages[pipe] = message = receive(add_reader, pipe, *details)
         return message  # type: ignore[no-any-return]
 
-    def flush_after_message(pipe: int, remove: Any, *details: Any) -> Any:
+    def flush_after_message(pipe: int, remove: Any, processes: Any, *details: Any) -> Any:
         message = messages.pop(pipe, None)
-        if message is None or getgeneratorstate(message) != GEN_SUSPENDED:
-            return flush(pipe, remove, *details)
+        if (
+            message is None
+            or getgeneratorstate(message) != GEN_SUSPENDED
+            or pipe not in processes  # it is closed, or another connection's by now
+        ):
+            return flush(pipe, remove, processes, *details)
         return None if _read_rest(message, pipe) else remove(pipe)
 
     handler._recv_message, handler._flush_outqueue = receive_noted, flush_after_message  # noqa: SLF001
@@ -245,7 +250,7 @@ def _read_rest(message: Generator[None], pipe: int) -> bool:
     """Read a message to its end, and handle it; return whether that was possible."""
     deadline = time.monotonic() + _REST_TIMEOUT
     try:
-        while select.select([pipe], [], [], max(deadline - time.monotonic(), 0.0))[0]:
+        while wait([pipe], max(deadline - time.monotonic(), 0.0)):  # of any number, unlike `select`
             next(message)
     except StopIteration:
         return True

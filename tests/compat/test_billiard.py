@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
+import resource
 import struct
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -229,13 +231,13 @@ def test_message_that_was_read_in_part_is_read_to_its_end(handler: Handler, pipe
     os.write(write, message[:9])
     handler.receive(read)
     os.write(write, message[9:])
-    handler._flush_outqueue(read, removed.append)
+    handler._flush_outqueue(read, removed.append, {read: None})
 
     assert ([("ready", 1)], []) == (handler.handled, handler.flushed)
 
     os.write(write, message)
     handler.receive(read)
-    handler._flush_outqueue(read, removed.append)
+    handler._flush_outqueue(read, removed.append, {read: None})
 
     assert ([("ready", 1)] * 2, [read], []) == (handler.handled, handler.flushed, removed)
 
@@ -246,6 +248,36 @@ def test_message_without_an_end_is_given_up(handler: Handler, pipe: tuple[int, i
     removed: list[int] = []
     os.write(write, struct.pack(">i", 100) + b"half")
     handler.receive(read)
-    handler._flush_outqueue(read, removed.append)
+    handler._flush_outqueue(read, removed.append, {read: None})
 
     assert ([read], []) == (removed, handler.handled)
+
+
+def test_pipe_of_a_process_that_is_gone_is_not_read(handler: Handler, pipe: tuple[int, int]):
+    """Its number may be that of another connection by now."""
+    read, write = pipe
+    os.write(write, struct.pack(">i", 100) + b"half")
+    handler.receive(read)
+    os.write(write, b"other bytes")
+    handler._flush_outqueue(read, noop, {})
+
+    assert ([read], b"other bytes") == (handler.flushed, os.read(read, 20))
+
+
+def test_message_is_finished_where_many_files_are_open(handler: Handler, pipe: tuple[int, int]):
+    """The system call `select` knows the first 1024 descriptors only."""
+    read, write = pipe
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    high = fcntl.fcntl(read, fcntl.F_DUPFD, 1100)
+    try:
+        body = pickle.dumps(("ready", 1))
+        os.write(write, struct.pack(">i", len(body)))
+        handler.receive(high)
+        os.write(write, body)
+        handler._flush_outqueue(high, noop, {high: None})
+    finally:
+        os.close(high)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert [("ready", 1)] == handler.handled
