@@ -14,6 +14,7 @@ from celery import Celery
 
 from celery_batch.compat.deadline import waiting_until
 from celery_batch.errors import ConfigurationError
+from celery_batch.payloads import bounded_calls
 from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.payloads.store import (
     DirectoryPayloads,
@@ -305,8 +306,9 @@ def test_a_payload_that_may_not_be_read(tmp_path: Path, monkeypatch: Any, scheme
 
 
 @pytest.mark.parametrize("scheme", ["file", "local"])
-def test_a_store_that_blocks_is_given_up(tmp_path: Path, scheme: str):
+def test_a_store_that_blocks_is_given_up(tmp_path: Path, monkeypatch: Any, scheme: str):
     """Callers get an error at their deadline, later ones at once, until the call has returned."""
+    monkeypatch.setattr(bounded_calls, "_BLOCKED_AFTER", 0.0)
     store = open_store(Celery("stores", set_as_current=False), f"{scheme}://{tmp_path}")
     pipe = tmp_path / "celery-batch-payload-a-1"
     os.mkfifo(pipe)  # reading it blocks until it is written
