@@ -1,0 +1,156 @@
+"""Acknowledgements in bulk on a real Redis, which the event loop does not wait for."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from celery.utils.functional import noop
+from kombu import Connection
+from kombu.asynchronous import Hub
+from redis import Redis
+
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.processes.redis_server import RedisServer
+from celery_batch.worker.redis.acks import RedisAcks
+from celery_batch.worker.redis.owner import Keys
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A Redis that a test may stop."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def place(server: RedisServer, hub: Hub) -> Iterator[Any]:
+    """The acknowledgements of a connection that holds four messages, and a client."""
+    unsent: list[str] = []
+    with Connection(server.url) as connection:
+        channel = connection.default_channel
+        keys = Keys.of(channel).of_owner("us")
+        acks = RedisAcks(
+            channel,
+            SimpleNamespace(hub=hub, pool=None),
+            SimpleNamespace(is_open=True),
+            SimpleNamespace(keys=keys, end=noop),
+            unsent,
+            SimpleNamespace(discard=noop),
+        )
+        with Redis(unix_socket_path=f"{server.directory}/redis.sock") as client:
+            client.hset(keys.unacked, mapping=dict.fromkeys("abcd", "message"))
+            hub.call_repeatedly(0.05, noop)  # a pass without events ends soon
+            yield SimpleNamespace(acks=acks, client=client, keys=keys, hub=hub, unsent=unsent)
+
+
+def held(place: Any) -> set[str]:
+    """Return the tags of the messages that are not acknowledged."""
+    return {tag.decode() for tag in place.client.hkeys(place.keys.unacked)}
+
+
+def run_until(place: Any, why_not: Callable[[], str]) -> None:
+    """Run the event loop until a condition holds."""
+
+    def run() -> str:
+        place.hub.run_once()
+        return why_not()
+
+    wait_until(run, [], what="acknowledgements", timeout=20.0)
+
+
+def run_until_held(place: Any, tags: str) -> None:
+    """Run the event loop until these messages only are not acknowledged."""
+    run_until(place, lambda: "" if held(place) == set(tags) else f"{held(place)}")
+
+
+def acknowledge_first(place: Any) -> None:
+    """Acknowledge one message, so that there is a connection."""
+    place.acks.ack("a")
+    run_until_held(place, "bcd")
+    run_until(place, lambda: "a reply to come" if place.hub.readers else "")
+
+
+@contextmanager
+def stopped(place: Any) -> Iterator[None]:
+    """Stop Redis for as long as the context lasts."""
+    process = psutil.Process(place.client.info("server")["process_id"])
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
+
+
+def test_the_event_loop_goes_on_while_redis_does_not_answer(place: Any):
+    """What is acknowledged meanwhile is sent after the reply."""
+    acknowledge_first(place)
+    with stopped(place):
+        place.acks.ack("b")
+        place.hub.run_once()
+        place.acks.ack("c")
+        place.hub.run_once()
+    run_until_held(place, "d")
+
+
+def test_what_a_lost_connection_had_is_sent_again(place: Any):
+    """Redis may not have taken it, and takes it twice without harm."""
+    acknowledge_first(place)
+    with stopped(place):
+        place.acks.ack("b")
+        place.hub.run_once()
+        for connection in place.acks._client.connection_pool._in_use_connections:
+            connection._sock.shutdown(socket.SHUT_RDWR)
+    run_until_held(place, "cd")
+
+
+def test_a_redis_that_forgets_scripts_gets_them_again(place: Any):
+    """An operator may flush them at any time."""
+    acknowledge_first(place)
+    place.client.script_flush()
+    place.acks.ack("b")
+    run_until_held(place, "cd")
+
+
+def test_a_refusal_is_logged_once_and_sent_again(place: Any, caplog: pytest.LogCaptureFixture):
+    """What comes meanwhile waits until then."""
+    acknowledge_first(place)
+    place.client.execute_command("ACL", "SETUSER", "default", "-evalsha")
+    place.acks.ack("b")
+    run_until(place, lambda: "" if caplog.messages else "not refused")
+    place.acks.ack("c")
+    place.hub.run_once()
+    place.client.execute_command("ACL", "SETUSER", "default", "+evalsha")
+    run_until_held(place, "d")
+
+    (message,) = caplog.messages
+    assert "Redis refuses acknowledgements" in message
+
+
+def test_flush_waits_for_all(place: Any):
+    """At the end of a connection nothing is on its way."""
+    acknowledge_first(place)
+    place.acks.ack("b")
+    place.hub.run_once()
+    place.acks.ack("c")
+    place.acks.flush()
+
+    assert {"d"} == held(place)
+    assert not place.hub.readers
+
+
+def test_the_end_of_a_connection_keeps_what_redis_may_not_have_taken(place: Any):
+    """The next connection sends it again."""
+    acknowledge_first(place)
+    with stopped(place):
+        place.acks.ack("b")
+        place.hub.run_once()
+        place.acks.end()
+
+    assert ["b"] == place.unsent
+    assert not place.hub.readers
