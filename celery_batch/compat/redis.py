@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from redis.connection import AbstractConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "descriptor_of",
     "get_connection",
     "log_no_pushes",
+    "read_reply",
     "round_trip",
     "track_connections",
 ]
@@ -127,6 +129,13 @@ def _read_answer(connection: Any) -> Any:
 def descriptor_of(connection: Any) -> int:
     """Return the descriptor of a connection's socket, for an event loop."""
     return int(connection._sock.fileno())  # noqa: SLF001
+
+
+def read_reply(connection: Any) -> Any:
+    """Read the reply to a command; redis-py has an `AttributeError` for a closed connection."""
+    if connection._sock is None:  # noqa: SLF001
+        raise RedisConnectionError("the connection was closed before the reply came")
+    return connection.read_response()
 
 
 def log_no_pushes(pubsub: Any) -> None:

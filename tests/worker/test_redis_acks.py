@@ -46,7 +46,9 @@ def place(server: RedisServer, hub: Hub) -> Iterator[Any]:
         with Redis(unix_socket_path=f"{server.directory}/redis.sock") as client:
             client.hset(keys.unacked, mapping=dict.fromkeys("abcd", "message"))
             hub.call_repeatedly(0.05, noop)  # a pass without events ends soon
-            yield SimpleNamespace(acks=acks, client=client, keys=keys, hub=hub, unsent=unsent)
+            yield SimpleNamespace(
+                acks=acks, client=client, keys=keys, hub=hub, unsent=unsent, channel=channel
+            )
 
 
 def held(place: Any) -> set[str]:
@@ -109,12 +111,43 @@ def test_what_a_lost_connection_had_is_sent_again(place: Any):
     run_until_held(place, "cd")
 
 
+def test_a_reply_that_does_not_come_in_time_is_waited_for_no_longer(place: Any):
+    """The connection may be dead though nobody has closed it; `socket_timeout` says how long."""
+    acknowledge_first(place)
+    pool = place.acks._client.connection_pool
+    for connection in pool._available_connections:
+        connection.socket_timeout = 0.2
+    with stopped(place):
+        place.acks.ack("b")
+        place.hub.run_once()
+        (connection,) = pool._in_use_connections
+    lost = connection._sock.recv(64)
+    run_until(place, lambda: "" if not place.unsent else f"{place.unsent} is not sent")
+
+    assert lost
+    assert {"c", "d"} == held(place)
+    assert not pool._in_use_connections
+
+
 def test_a_redis_that_forgets_scripts_gets_them_again(place: Any):
     """An operator may flush them at any time."""
     acknowledge_first(place)
     place.client.script_flush()
     place.acks.ack("b")
     run_until_held(place, "cd")
+
+
+def test_a_script_that_may_not_be_loaded_is_a_refusal(place: Any, caplog: pytest.LogCaptureFixture):
+    """The worker does not end by that."""
+    acknowledge_first(place)
+    place.client.script_flush()
+    place.client.execute_command("ACL", "SETUSER", "default", "-script")
+    place.acks.ack("b")
+    run_until(place, lambda: "" if caplog.messages else "not refused")
+    place.client.execute_command("ACL", "SETUSER", "default", "+script")
+    run_until_held(place, "cd")
+
+    assert "Redis refuses acknowledgements" in caplog.text
 
 
 def test_a_refusal_is_logged_once_and_sent_again(place: Any, caplog: pytest.LogCaptureFixture):
@@ -154,3 +187,16 @@ def test_the_end_of_a_connection_keeps_what_redis_may_not_have_taken(place: Any)
 
     assert ["b"] == place.unsent
     assert not place.hub.readers
+
+
+def test_a_channel_may_close_before_a_reply_has_come(place: Any):
+    """Kombu closes the connections first: the messages are put back all the same."""
+    ended: list[str] = []
+    place.acks._lease.end = lambda: ended.append("lease")
+    acknowledge_first(place)
+    with stopped(place):
+        place.acks.ack("b")
+        place.hub.run_once()
+    place.channel.close()
+
+    assert ({"c", "d"}, [], ["lease"]) == (held(place), place.unsent, ended)

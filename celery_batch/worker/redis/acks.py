@@ -16,7 +16,7 @@ from redis import Redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from celery_batch.compat.kombu import Unacknowledged
-from celery_batch.compat.redis import descriptor_of, get_connection
+from celery_batch.compat.redis import descriptor_of, get_connection, read_reply
 from celery_batch.worker.dispatch.running_messages import CollectedAcks
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.redis.scripts import script
@@ -38,6 +38,8 @@ class _Unread(NamedTuple):
     descriptor: int
     tags: int
     running: int
+    #: Fires when the reply is late, if the connection has a `socket_timeout`.
+    timer: Any
 
 
 class RedisAcks(CollectedAcks):
@@ -163,7 +165,7 @@ class RedisAcks(CollectedAcks):
     def _begin_sending(self) -> None:
         if self._unread is not None or not self._has_more:
             return
-        keys, args, *counts = self._collected()
+        keys, args, tags, running = self._collected()
         pool = self._client.connection_pool
         connection = get_connection(pool)
         try:
@@ -172,27 +174,44 @@ class RedisAcks(CollectedAcks):
             connection.disconnect()
             pool.release(connection)
             raise
-        self._unread = _Unread(connection, descriptor_of(connection), *counts)
-        self._consumer.hub.add_reader(self._unread.descriptor, self._on_reply)
+        hub, timeout = self._consumer.hub, connection.socket_timeout
+        timer = hub.call_later(timeout, self._on_timeout) if timeout else None
+        self._unread = _Unread(connection, descriptor_of(connection), tags, running, timer)
+        hub.add_reader(self._unread.descriptor, self._on_reply)
+
+    def _on_timeout(self) -> None:
+        """Take a connection on which no reply comes for lost, as redis-py does."""
+        if self._unread is not None:
+            self._unread.connection.disconnect()
+            self._on_reply()
 
     def _read_reply(self) -> None:
         """Read the reply that is still to come, if one is."""
-        unread, self._unread = self._unread, None
+        unread = self._take_unread()
         if unread is None:
             return
-        self._consumer.hub.remove_reader(unread.descriptor)
         try:
-            unread.connection.read_response()
-        except NoScriptError:  # it is sent again
-            self._acknowledge.sha = self._client.script_load(self._acknowledge.script)
+            read_reply(unread.connection)
+        except NoScriptError:
+            self._send()  # which loads it
         except ResponseError as error:
             self._note_refusal(error)
-        except (RedisError, OSError):  # of this connection: it is sent again on another
+        except (RedisError, OSError):  # of this connection: sent once more, and waited for
             unread.connection.disconnect()
+            self._send()
         else:
             self._forget(unread.tags, unread.running)
         finally:
             self._client.connection_pool.release(unread.connection)
+
+    def _take_unread(self) -> _Unread | None:
+        """Return what the event loop waits for, and have it wait no longer."""
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            self._consumer.hub.remove_reader(unread.descriptor)
+            if unread.timer is not None:
+                unread.timer.cancel()
+        return unread
 
     def _send_collected(self) -> None:
         self._read_reply()
@@ -237,10 +256,10 @@ class RedisAcks(CollectedAcks):
     def end(self) -> None:
         """Send nothing more on this connection; the next one sends what is left."""
         self._has_ended = True
-        unread, self._unread = self._unread, None
+        unread = self._take_unread()
         if unread is not None:
-            self._consumer.hub.remove_reader(unread.descriptor)
             unread.connection.disconnect()
+            self._client.connection_pool.release(unread.connection)
         self._unacknowledged.forget()
 
     def _reject(self, tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 (kombu's signature)
