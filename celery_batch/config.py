@@ -38,6 +38,7 @@ __all__ = [
     "policy_of",
     "require",
     "steps_of",
+    "unread_settings",
     "usual_messages",
 ]
 
@@ -132,6 +133,20 @@ class Settings:
         url = _setting(app, "batch_cache_url")
         require(url is None or isinstance(url, str), "batch_cache_url", "the URL of a Redis", url)
         return cls(chosen, timeout, _message_size(app), lease, _queue_name(app), metrics)
+
+
+def unread_settings(app: Any) -> dict[str, str]:
+    """Return the keys that look like settings and are read as none, with the names to use."""
+    found, keys = {}, list(app.conf)
+    namespace = app.conf.prefix or ""  # known once settings have been read
+    for key in keys:
+        name = key.lower()
+        for prefix in ("celery_", namespace.lower()):
+            name = name.removeprefix(prefix)
+        usual = namespace + (name.upper() if namespace.isupper() else name)
+        if name in SETTINGS and key not in (name, usual):
+            found[key] = usual
+    return found
 
 
 class SettingsSnapshot:

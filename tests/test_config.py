@@ -18,6 +18,7 @@ from celery_batch.config import (
     Settings,
     milliseconds_warnings,
     policy_of,
+    unread_settings,
 )
 
 
@@ -102,6 +103,29 @@ def test_misspelt_setting_is_refused(app: Celery, setting: str, hint: str):
         Settings.of(app)
 
     assert f"{setting}: no such setting{hint}" == str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "key", "usual"),
+    [
+        (None, "BATCH_MAX_SIZE", "batch_max_size"),
+        (None, "CELERY_BATCH_MAX_SIZE", "batch_max_size"),
+        ("CELERY", "BATCH_MAX_SIZE", "CELERY_BATCH_MAX_SIZE"),
+        ("CELERY", "CELERY_batch_max_size", "CELERY_BATCH_MAX_SIZE"),
+        ("CELERY", "CELERY_BATCH_MAX_SIZE", None),
+        ("shop", "shop_batch_max_size", None),
+        ("shop", "batch_max_size", None),
+        (None, "batch_max_size", None),
+        (None, "BATCH_JOBS", None),
+    ],
+)
+def test_a_setting_that_is_not_read_is_named(namespace: str | None, key: str, usual: str | None):
+    """Celery passes over another case and another prefix: the check names what it reads."""
+    app = Celery(set_as_current=False)
+    app.config_from_object({key: 4}, namespace=namespace)
+
+    assert ({} if usual is None else {key: usual}) == unread_settings(app)
+    assert key == "BATCH_JOBS" or (usual is None) == (app.conf.get("batch_max_size") == 4)
 
 
 @pytest.mark.parametrize("switch", ["batch_bulk", "batch_overlap"])

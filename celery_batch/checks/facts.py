@@ -68,6 +68,11 @@ class PayloadFacts(Server):
     expired: int | None = None  # files of a directory whose time is over; None for other stores
     overdue: int = 0  # those of them that a worker should have deleted by now
 
+    @property
+    def name(self) -> str:
+        """Its URL, as workers report theirs; empty where there is no store."""
+        return f"file://{self.url}" if self.kind == "directory" else self.url
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torch:
@@ -130,6 +135,11 @@ class Worker:
         """The states of its fast paths, as it says."""
         found = self.stats.get("batch_fast_paths") or {}
         return tuple(PathState(name, reason) for name, reason in found.items())
+
+    @property
+    def payload_store(self) -> str | None:
+        """The URL of its payload store; empty if it has none, None if it does not say."""
+        return self.stats.get("batch_payload_store")
 
     @property
     def pool(self) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 from celery_batch.checks.facts import Facts, PayloadFacts
 from celery_batch.checks.finding import Finding, ok, problem, warning
@@ -152,6 +153,8 @@ def payloads(facts: Facts) -> Iterator[Finding]:
     found = facts.payloads
     if found is None or not facts.tasks:
         return
+    if found.kind != "unknown":
+        yield from _unlike_stores(facts, found.name)
     if found.kind == "off":
         yield ok("Large values travel in their messages: batch_payload_store is False.")
     elif found.kind == "none":
@@ -181,6 +184,33 @@ def payloads(facts: Facts) -> Iterator[Finding]:
         )
     else:
         yield from _usable_store(found)
+
+
+def _unlike_stores(facts: Facts, ours: str) -> Iterator[Finding]:
+    """Name the workers that have another payload store than callers of this app."""
+    fix = "Set batch_payload_store alike where calls are made and in workers."
+    for worker in facts.workers or ():
+        theirs = worker.payload_store
+        if theirs is None or not worker.tasks or _place(theirs) == _place(ours):
+            continue
+        says = (
+            f"{worker.name} keeps large values {_where(theirs)}, and callers of this app keep them"
+            f" {_where(ours)}"
+        )
+        if urlsplit(theirs).scheme == urlsplit(ours).scheme:
+            yield warning(f"{says}: if these are two stores, large calls fail.", fix)
+        else:
+            yield problem(f"{says}: every large call fails.", fix)
+
+
+def _where(store: str) -> str:
+    return f"in {store}" if store else "in their messages"
+
+
+def _place(store: str) -> tuple[str, str, str]:
+    """Return where a store is, without the user: workers may have another one."""
+    parts = urlsplit(store)
+    return parts.scheme, parts.netloc.rpartition("@")[2], parts.path
 
 
 def _usable_store(found: PayloadFacts) -> Iterator[Finding]:

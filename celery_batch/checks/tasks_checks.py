@@ -8,15 +8,24 @@ from typing import Any
 from celery_batch.checks.facts import PREFORK, Facts
 from celery_batch.checks.finding import Finding, ok, problem, warning
 from celery_batch.compat.fast_paths import PathState, states_in_words
-from celery_batch.config import milliseconds_warnings, policy_of, steps_of, usual_messages
+from celery_batch.config import (
+    milliseconds_warnings,
+    policy_of,
+    steps_of,
+    unread_settings,
+    usual_messages,
+)
 from celery_batch.runtime.signature import key_names
 
 
 def settings(facts: Facts) -> Iterator[Finding]:
-    """What celery_batch itself refuses: misspelt settings, values that make no sense."""
+    """What celery_batch itself refuses, and settings that are not read."""
+    unread = unread_settings(facts.app)
+    for key, name in unread.items():
+        yield warning(f"{key} is not read as a setting.", f"Write {name}.")
     if facts.trouble:
         yield problem(facts.trouble, "Correct it: no worker starts like this.")
-    else:
+    elif not unread:
         yield ok("Every batch_* setting and task option is known and makes sense.")
 
 

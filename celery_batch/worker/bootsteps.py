@@ -260,10 +260,12 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         words = in_words(stats)
         shown = {"batches": stats.pop("tasks"), "batch_device": stats}
         paths = {state.name: state.reason for state in self._path_states(consumer)}
+        store = AppPayloads.of(consumer.app).store
         return {
             **words,
             **shown,
             "batch_fast_paths": paths,
+            "batch_payload_store": "" if store is None else store.name,
             "celery_batch": version("celery-batch"),
         }
 

@@ -134,6 +134,12 @@ def unrouted(queue="slow", model=Shouting, knows="t", stats=None, **others):
     return replace(facts, **{"workers": (found,), "routed": frozenset({"celery"}), **others})
 
 
+def storing(theirs, kind="redis", **options):
+    """Return facts with a worker that has this payload store, and callers with one of a kind."""
+    facts = worker(stats={} if theirs is None else {"batch_payload_store": theirs})
+    return payloads(kind, facts, **options)
+
+
 def saying(**reasons):
     """Return facts with a worker that says which of its fast paths are on."""
     return worker(stats={"batch_fast_paths": {"fetch": "", **reasons}})
@@ -239,6 +245,7 @@ WRONG = [
         "problem",
         "sice",
     ),
+    (tasks_checks.settings, conf(BATCH_MAX_SIZE=4), "warning", "BATCH_MAX_SIZE is not read"),
     (tasks_checks.tasks, replace(GOOD, tasks=()), "problem", "no batch task"),
     (tasks_checks.policies, task(max_wait=10.0), "warning", "write 0.01"),
     (tasks_checks.policies, task(linger=5.0), "warning", "linger=5"),
@@ -410,6 +417,19 @@ WRONG = [
     (results_checks.payloads, payloads("unknown", error="No s3fs."), "problem", "used: No s3fs."),
     (results_checks.payloads, payloads(error="No."), "problem", "answer at redis://stored: No."),
     (results_checks.payloads, payloads(refused="NOPERM."), "warning", "in their messages: NOPERM"),
+    (
+        results_checks.payloads,
+        storing("file:///shared"),
+        "problem",
+        "in file:///shared, and callers of this app keep them in redis://stored: every large",
+    ),
+    (results_checks.payloads, storing(""), "problem", "w keeps large values in their messages"),
+    (
+        results_checks.payloads,
+        storing("redis://other"),
+        "warning",
+        "in redis://stored: if these are two stores",
+    ),
     (results_checks.payloads, payloads("directory", is_missing=True), "warning", "does not exist"),
     (
         results_checks.payloads,
@@ -649,6 +669,9 @@ FINE = [
         payloads(info={"maxmemory_policy": "allkeys-lru"}),
         "beside their messages, in Redis",
     ),
+    (results_checks.payloads, storing(None), "in Redis at redis://stored"),
+    (results_checks.payloads, storing("redis://user:**@stored"), "in Redis at redis://stored"),
+    (results_checks.payloads, storing("file://directory://stored", "directory", expired=3), "3 of"),
     (results_checks.payloads, payloads("s3"), "in the object store at s3://stored"),
     (results_checks.payloads, payloads("directory", expired=3), "3 of its files have expired"),
     (

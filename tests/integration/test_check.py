@@ -38,9 +38,11 @@ def found(output):
     return by_check
 
 
-def test_with_redis_and_a_worker(shop):
-    """Servers and workers are described, and a task that no worker serves is a problem."""
-    worker = shop.worker("-c", "1", "--max-tasks-per-child", "50", conf={"batch_max_wait": 0.25})
+def test_with_redis_and_a_worker(shop, tmp_path):
+    """Servers and workers are described; an unserved task and another store are problems."""
+    store = f"file://{tmp_path}"
+    conf = {"batch_max_wait": 0.25, "batch_payload_store": store}
+    worker = shop.worker("-c", "1", "--max-tasks-per-child", "50", conf=conf)
     shop.elsewhere.delay(1)
 
     def answered():
@@ -60,6 +62,8 @@ def test_with_redis_and_a_worker(shop):
     assert any(
         "shop.flaky" in each[1] and "max_wait=0.25" in each[1] for each in said["worker-versions"]
     )
+    (unlike,) = [says for level, says, _ in said["payload-store"] if level == "problem"]
+    assert f"{worker.name} keeps large values in {store}, and callers" in unlike
     assert ["ok"] == [level for level, *_ in said["broker"]]
     assert "leased" in said["visibility-timeout"][0][1]
     assert ["warning"] == [level for level, *_ in said["redis-persistence"]]
