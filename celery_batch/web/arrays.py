@@ -12,6 +12,7 @@ from typing import Any
 from celery_batch.errors import BatchError, InvalidRow
 from celery_batch.serialization.lists import as_lists, finite
 from celery_batch.serialization.npy import decode_npy, encode_npy
+from celery_batch.web.errors import http_error
 
 __all__ = ["NotAcceptable", "as_lists", "encode_outputs", "lists_in_json", "read_npy"]
 
@@ -36,7 +37,8 @@ def encode_outputs(outputs: Any, accept: str | None = None) -> tuple[bytes, str]
 
     Args:
         outputs: Arrays of one dtype and shape, which become the rows of one array; or one
-            array. In JSON any value: its arrays become lists, and NaN and infinities null.
+            array. In JSON any value: its arrays become lists, NaN and infinities null, and
+            exceptions the bodies of `http_error`.
         accept: The request's header ``Accept``. With ``application/x-npy`` or
             ``application/octet-stream`` the body is a .npy file; by default it is JSON.
 
@@ -91,7 +93,13 @@ def _json(value: Any) -> bytes:
 
 
 def lists_in_json(value: Any) -> Any:
-    """Return an array as lists, or raise `TypeError`, as ``default`` of `json.dumps` does."""
+    """
+    Return an array as lists and an exception as the body of its response.
+
+    For anything else it raises `TypeError`, as ``default`` of `json.dumps` does.
+    """
+    if isinstance(value, Exception):
+        return http_error(value).body
     found = as_lists(value)
     if found is value:
         raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")

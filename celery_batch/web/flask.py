@@ -28,8 +28,8 @@ def register_error_handlers(app: Flask) -> None:
     Other exceptions stay Flask's: a status of 500 and a traceback in the log.  A handler that
     the app has for one of their classes is kept.
 
-    Also, arrays in the JSON that the app makes become lists, with null for NaN: unless the app
-    has a JSON provider of its own, they would be an error.
+    Also, arrays in the JSON that the app makes become lists, with null for NaN, and exceptions
+    the bodies of `http_error`: both would be an error.  An app's own JSON provider is kept.
 
     Args:
         app: The Flask app.

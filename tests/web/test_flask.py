@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 
 from celery_batch import BatchTask
 from celery_batch.errors import QueueFull
-from celery_batch.web.flask import readiness_blueprint, register_error_handlers
+from celery_batch.web.flask import array_response, readiness_blueprint, register_error_handlers
 from celery_batch.web.predict import predict
 from tests.services.ports import quiet_port
 
@@ -39,6 +39,11 @@ def _upper(text: list[str]) -> list[Any]:
     return [ValueError("no letters") if each.isdecimal() else each.upper() for each in text]
 
 
+def each_of(task: Any, texts: str) -> list[Any]:
+    """Return an output or an error for each of these texts."""
+    return predict(task, texts.split(","), timeout=1, return_exceptions=True)
+
+
 def _raise(error: type[Exception]) -> None:
     raise error
 
@@ -53,6 +58,8 @@ def client(celery: Celery, adrift: Celery) -> FlaskClient:
     app.register_blueprint(readiness_blueprint(adrift, tasks, path="/adrift"), name="adrift")
     upper = celery.tasks["upper"]
     app.add_url_rule("/upper/<text>", "upper", lambda text: predict(upper, [text], timeout=1))
+    app.add_url_rule("/each/<texts>", "each", lambda texts: each_of(upper, texts))
+    app.add_url_rule("/array/<texts>", "array", lambda texts: array_response(each_of(upper, texts)))
     for error in (ValueError, RuntimeError, QueueFull):
         app.add_url_rule(f"/{error.__name__}", error.__name__, lambda error=error: _raise(error))
     app.add_url_rule("/abort", "abort", lambda: abort(418))
@@ -67,6 +74,14 @@ def test_the_tasks_errors_are_answered(client: FlaskClient):
     assert {"error": {"type": "ValueError", "message": "no letters"}} == bad.json
     assert (422, 429) == (bad.status_code, full.status_code)
     assert full.headers["Retry-After"].isdecimal()
+
+
+@pytest.mark.parametrize("path", ["/each/a,1", "/array/a,1"])
+def test_an_error_in_its_items_place_is_answered(client: FlaskClient, path: str):
+    """The other items have their outputs, and the body says what failed, as an error's does."""
+    error = {"type": "ValueError", "message": "no letters", "index": 1}
+
+    assert ["A", {"error": error}] == client.get(path).json
 
 
 @pytest.mark.parametrize(
