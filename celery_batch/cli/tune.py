@@ -42,6 +42,7 @@ from celery_batch.cli.trace import load_of, record
 from celery_batch.config import LARGEST_BATCH, policy_of, steps_of
 from celery_batch.errors import (
     BackfillError,
+    BatchError,
     ConfigurationError,
     ItemTooLarge,
     ModelError,
@@ -71,6 +72,10 @@ from celery_batch.tuning.simulate import Load
 from celery_batch.worker.executor.loader import load_models
 
 __all__ = ["probe", "rows_for", "show", "tune"]
+
+
+#: The share of all rows, and the number, that may fail and be left out.
+_FEW_FAILED, _MOST_FAILED = 0.05, 100
 
 
 def rows_for(task: BatchTask, source: str | None, field: str | None = None) -> list[Row]:
@@ -111,19 +116,23 @@ def probe(task: BatchTask, rows: list[Row]) -> Callable[[int], Run]:
     """
     Return what runs a batch of a number of rows in this process, and measures the time.
 
-    Rows that turn out to be too large for the function are removed from the list.
+    Rows that turn out to be too large for the function, and a few that fail in it, are removed
+    from the list.
     """
     policy, usable = policy_of(task), _of_one_key(task, rows)
     endless = _in_turn(usable)
+    may_fail = min(_FEW_FAILED * len(rows), _MOST_FAILED)
 
     def run(size: int) -> Run:
+        nonlocal may_fail
         while True:
             batch = list(islice(endless, size))
             outcomes, seconds, memory = _timed(task, batch)
-            if not any(isinstance(each.error, ItemTooLarge) for each in outcomes):
+            if not any(_is_of_row(each.error) for each in outcomes):
                 break
-            gone = _too_large(task, batch)
-            if not gone:
+            gone = _unusable(task, batch)
+            may_fail -= sum(not isinstance(each, ItemTooLarge) for each in gone.values())
+            if not gone or may_fail < 0:
                 break
             for each in (usable, rows):
                 each[:] = [row for row in each if id(row) not in gone]
@@ -156,8 +165,14 @@ def _timed(task: BatchTask, batch: Sequence[Row]) -> tuple[list[Outcome], float,
     return outcomes, seconds, cuda.max_memory_allocated() if cuda is not None else None
 
 
-def _too_large(task: BatchTask, batch: Sequence[Row]) -> dict[int, Exception]:
-    """Return the errors of the rows of a batch that are too large, by the rows' `id`."""
+def _is_of_row(error: Exception | None) -> bool:
+    """Return whether an error may be that of one row, and not of the model or the device."""
+    is_ours = isinstance(error, BatchError) and not isinstance(error, ItemTooLarge)
+    return error is not None and not is_ours
+
+
+def _unusable(task: BatchTask, batch: Sequence[Row]) -> dict[int, Exception]:
+    """Return the errors of the rows of a batch that fail alone, by the rows' `id`."""
     rows = {id(row): row for row in batch}
     columns = [list(column) for column in zip(*rows.values(), strict=True)]
     policy = ErrorPolicy(isolate_failures=True)
@@ -165,7 +180,7 @@ def _too_large(task: BatchTask, batch: Sequence[Row]) -> dict[int, Exception]:
     with pending_answer.running_batch():
         errors = [each.error for each in runner.run(*columns)]
     found = zip(rows, errors, strict=True)
-    return {row: error for row, error in found if isinstance(error, ItemTooLarge)}
+    return {row: error for row, error in found if error is not None and _is_of_row(error)}
 
 
 def _check(task: BatchTask, batch: Sequence[Row], outcomes: Sequence[Outcome]) -> None:
@@ -521,7 +536,7 @@ def _measured(
             total = len(rows)
             leave_out_costly(task, rows)
             curve = measure(probe(task, rows), plan, report)
-            say_left_out(total - len(rows), total, "are too large for the task")
+            say_left_out(total - len(rows), total, "are too large for the task, or fail in it")
             return device, replace(curve, overhead=options["overhead"]), costs_of(task, rows)
         finally:
             registry.unload_all()

@@ -351,13 +351,35 @@ def test_rows_that_are_too_large_are_left_out(app, tmp_path, options):
     assert 0 == done.exit_code, done.output
     assert json.loads(done.stdout)["sizes"]
     assert "1 of 5 rows do not fit the task, and are left out" in done.stderr
-    assert "2 of 4 rows are too large for the task, and are left out" in done.stderr
+    assert "2 of 4 rows are too large for the task, or fail in it, and are left out" in done.stderr
 
     rows.write_text(lines[1])
     done = CliRunner().invoke(tune, words, obj=SimpleNamespace(app=app), catch_exceptions=False)
 
     assert "Error: no row fits the task: " in done.stderr
     assert 1 == done.exit_code
+
+
+def test_a_few_rows_that_fail_are_left_out(app):
+    """One in twenty is no reason not to measure with the others; more are."""
+    bad = {7, 20, 41}
+
+    @app.task(base=BatchTask, name="picky")
+    def picky(item):
+        if not bad.isdisjoint(item):
+            raise ValueError("bad item")
+        return item
+
+    rows = [(n,) for n in range(60)]
+    run = probe(picky, rows)
+    for _ in range(8):
+        run(8)
+
+    assert [n for n in range(60) if n not in bad] == [n for (n,) in rows]
+
+    bad.add(50)
+    with pytest.raises(ModelError, match="failed with ValueError: bad item; measure with rows"):
+        run(57)
 
 
 def test_an_empty_file_is_refused(app, tmp_path):
