@@ -39,7 +39,7 @@ from celery_batch.checks.facts import (
 )
 from celery_batch.client.publish.fast_publish import why_slow
 from celery_batch.client.results.listener import ResultReader, why_not_notified
-from celery_batch.cluster.control_client import ControlClient, impatient_connection
+from celery_batch.cluster.control_client import ControlClient, impatient_connection, url_of
 from celery_batch.cluster.state import runs_batches
 from celery_batch.compat.fast_paths import FastPaths, PathState
 from celery_batch.config import FAST_PATHS, Settings
@@ -200,7 +200,7 @@ def broker_of(app: Any) -> Server:
         url = maybe_sanitize_url(str(app.conf.broker_url))
         return Server(kind="unknown", url=url, error=why(error))
     with found as connection:
-        kind, url = str(connection.get_transport_cls().driver_type), connection.as_uri()
+        kind, url = str(connection.get_transport_cls().driver_type), url_of(connection)
         try:
             connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0)
             if kind == "redis":

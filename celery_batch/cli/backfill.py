@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from celery.bin.base import CeleryCommand
@@ -162,9 +163,15 @@ def _call_options(app: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 def _interrupt_on_signals() -> None:
     """End as after Ctrl-C on SIGTERM, and when the terminal is closed without nohup."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(_number: int, _frame: object) -> NoReturn:
+    """Say at once that the command stops: to revoke calls takes seconds if the broker hangs."""
+    os.write(2, b"Stopping ...\n")  # a signal may come while `sys.stderr` is being written
+    raise KeyboardInterrupt
 
 
 #: Seconds between two lines where there is no terminal.

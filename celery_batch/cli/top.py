@@ -15,7 +15,7 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_batch.cli.errors import INTERRUPTED, errors_in_one_line
-from celery_batch.cluster.control_client import ControlClient
+from celery_batch.cluster.control_client import ControlClient, url_of
 from celery_batch.cluster.state import ClusterState, TaskView, WorkerView
 from celery_batch.worker.scheduling.routing import batch_tasks, queue_of
 
@@ -91,7 +91,7 @@ class _Observer:
         self.state = ClusterState(queues, _WINDOW)
         self._client = ControlClient(app)
         with app.connection_for_write() as connection:
-            self.broker = connection.as_uri()
+            self.broker = url_of(connection)
 
     def close(self) -> None:
         self._client.close()

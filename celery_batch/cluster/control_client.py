@@ -8,11 +8,12 @@ from contextlib import suppress
 from typing import Any
 
 from amqp.exceptions import ChannelError
+from kombu.utils.url import maybe_sanitize_url
 
 from celery_batch.cluster.state import ClusterSnapshot, runs_batches
 from celery_batch.compat.kombu import ask_nodes
 
-__all__ = ["ControlClient", "impatient_connection"]
+__all__ = ["ControlClient", "impatient_connection", "url_of"]
 
 #: Seconds without an answer after which the broker counts as unreachable.
 _TIMEOUT = 3.0
@@ -33,6 +34,11 @@ def impatient_connection(app: Any) -> Any:
         timeouts = _TIMEOUTS.get(connection.get_transport_cls().driver_type, {})
     options = {**timeouts, **(app.conf.broker_transport_options or {})}
     return app.connection_for_write(connect_timeout=_TIMEOUT, transport_options=options)
+
+
+def url_of(connection: Any) -> str:
+    """Return a broker's URL without its password; kombu hides one also where there is none."""
+    return str(maybe_sanitize_url(connection.as_uri(include_password=True)))
 
 
 class ControlClient:

@@ -13,7 +13,7 @@ from celery import Celery
 from celery_batch.backfill.control import Jobs
 from celery_batch.checks.collect import broker_of, results_of, workers_of
 from celery_batch.cluster import control_client as module
-from celery_batch.cluster.control_client import ControlClient
+from celery_batch.cluster.control_client import ControlClient, url_of
 
 
 @pytest.fixture
@@ -194,3 +194,11 @@ def test_a_worker_that_is_busy_at_a_look_is_still_asked(nodes):
         nodes.delays["ours"] = 0.0
 
         assert ["ours"] == [*client.ask_batch_workers("batch_stats", 5.0)]
+
+
+@pytest.mark.parametrize("user", ["", "shop:**@", ":**@"])
+def test_a_url_has_asterisks_in_place_of_a_password_only(user: str):
+    """Where there is no password, asterisks would say that one is sent."""
+    broker = f"redis://{user.replace('**', 'secret')}localhost:6379/0"
+    with Celery(broker=broker, set_as_current=False).connection() as connection:
+        assert f"redis://{user}localhost:6379/0" == url_of(connection)

@@ -39,6 +39,7 @@ def test_a_command_without_workers_says_so(place):
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(60)
+    assert "Stopping ...\nInterrupted; the same command continues" in errors.read_text()
     client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
     client.delete("unread")
 
