@@ -160,6 +160,7 @@ def test_next_batch_is_ready_just_before_a_running_one_ends():
 
     assert pytest.approx(0.99) == wait([large, small], running[:1], 1, 103.0)
     assert pytest.approx(0.99) == wait([large, small], running, 2, 103.0)
+    assert pytest.approx(2.99) == wait([large, small], running, 1, 103.0)  # the first has ended
     ready: Any = SimpleNamespace(task=large.task, began=None, batches=1.0)
     assert pytest.approx(2.99) == wait([large, small], [*running, ready], 2, 103.0)
     assert pytest.approx(3.99) == wait([large, small], [ready], 1, 103.0)

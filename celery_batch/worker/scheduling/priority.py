@@ -81,7 +81,8 @@ class TaskPriority:
         if not is_shared(task_queues, now):
             return 0.0
         usual = {each.task.name: each.usual_seconds or 0.0 for each in task_queues}
-        in_order = sorted(jobs, key=lambda job: job.began or now)
+        finishing = max(sum(job.began is not None for job in jobs) - processes, 0)
+        in_order = sorted(jobs, key=lambda job: job.began or now)[finishing:]
         times = [usual[job.task.name] * job.batches for job in in_order]
         began = [job.began or now for job in in_order[:processes]]
         ends: list[float] = list(map(add, began, times))
