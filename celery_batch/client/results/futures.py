@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from celery.backends.base import BackendGetMetaError
+from celery.backends.base import BackendGetMetaError, DisabledBackend
 from celery.backends.rpc import RPCBackend
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import EagerResult, assert_will_not_block
@@ -27,6 +27,7 @@ from celery.utils.functional import noop
 from celery_batch.client.background import OnDemandThread, PerProcess
 from celery_batch.client.results.pending import PendingResult
 from celery_batch.compat.tasks import raise_parent_error
+from celery_batch.errors import ConfigurationError
 from celery_batch.payloads.results import mentions_payload
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "is_rpc",
     "keep_rpc_address",
     "notify_cancelled",
+    "require_backend",
     "settle",
     "small_values",
 ]
@@ -103,6 +105,12 @@ def _is_done(poll: Poll) -> bool:
 def is_rpc(backend: Any) -> bool:
     """Return whether results come to the thread that has sent the task, as with ``rpc://``."""
     return isinstance(backend, RPCBackend)
+
+
+def require_backend(result: Any) -> None:
+    """Raise ConfigurationError for a result that no backend will have."""
+    if isinstance(result.backend, DisabledBackend):
+        raise ConfigurationError(f"task {result.id} has no result backend: set result_backend")
 
 
 def keep_rpc_address(backend: Any) -> None:
@@ -185,6 +193,7 @@ def _receive(future: Future[Any], result: Any, pending: PendingResult) -> None:
 
 def _poll(future: Future[Any], result: Any) -> None:
     """End a future when its result is found where it is stored."""
+    require_backend(result)
     keep_rpc_address(result.backend)
     value = partial(_value, result, lambda: has_ended(result) or None)
     Poller.of(result.app).add(partial(settle, future, value))

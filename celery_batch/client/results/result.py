@@ -23,7 +23,7 @@ from celery.utils.functional import noop
 from kombu.exceptions import EncodeError
 from vine import Thenable, barrier, promise
 
-from celery_batch.client.results.futures import future_of, has_ended, is_rpc
+from celery_batch.client.results.futures import future_of, has_ended, is_rpc, require_backend
 from celery_batch.client.results.listener import ResultReader, start_listener
 from celery_batch.client.results.pending import (
     Callback,
@@ -291,7 +291,10 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         return self._meta
 
     def _get_task_meta(self) -> Any:
-        return self._open() or self._maybe_set_cache(self.backend.get_task_meta(self.id))
+        if (meta := self._open()) is None:
+            require_backend(self)
+            meta = self._maybe_set_cache(self.backend.get_task_meta(self.id))
+        return meta
 
     def _maybe_set_cache(self, meta: Any) -> Any:
         if meta and meta["status"] in states.READY_STATES:
@@ -347,6 +350,7 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         if self._ignored:
             return None
         if options.get("on_message") or not self.is_received or is_in_callback():
+            require_backend(self)
             return super().get(timeout, propagate, **options)
         if options.get("disable_sync_subtasks", True):
             assert_will_not_block()
@@ -356,6 +360,7 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         callback = options.get("callback")
         if self._open() is not None:
             return self.maybe_throw(callback=callback) if propagate else self.result
+        require_backend(self)
         meanwhile = partial(self._meanwhile, watch_parents, options.get("on_interval"))
         waiter = ThreadWaiter(self.app, timeout, meanwhile)
         if not (self._pending.registry.is_stale(self._pending) and has_ended(self)):

@@ -14,7 +14,7 @@ from celery import states
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import EagerResult, assert_will_not_block
 
-from celery_batch.client.results.futures import Poller, keep_rpc_address
+from celery_batch.client.results.futures import Poller, keep_rpc_address, require_backend
 from celery_batch.client.results.waiting import LoopWaker
 from celery_batch.compat.tasks import raise_parent_error
 
@@ -152,6 +152,7 @@ class StateIterator:
         """Have a function called when there may be a new state; return what takes that back."""
         if self._is_polled():
             wanted = [True]
+            require_backend(self._result)
             keep_rpc_address(self._result.backend)
             Poller.of(self._result.app).add(partial(self._poll, wanted, callback))
             return wanted.clear

@@ -1,0 +1,56 @@
+"""Results of an app without a result backend."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_batch import BatchTask, ConfigurationError, as_completed
+
+
+@pytest.fixture
+def task(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A batch task whose app has no result backend."""
+    monkeypatch.delenv("CELERY_RESULT_BACKEND", raising=False)
+    with Celery("silent", broker="memory://", set_as_current=False) as app:
+        yield app.task(base=BatchTask, name="double")(_same)
+
+
+def _same(x: list[int]) -> list[int]:
+    return x
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+async def _first_state(result: Any) -> Any:
+    return await anext(result.iter_states(timeout=10.0))
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda result: result.get(timeout=10.0),
+        lambda result: result.future().result(timeout=10.0),
+        lambda result: next(result.iter_states(timeout=10.0)),
+        lambda result: next(iter(as_completed([result], timeout=10.0))),
+        lambda result: asyncio.run(_awaited(result)),
+        lambda result: asyncio.run(_first_state(result)),
+        lambda result: result.state,
+        lambda result: result.ready(),
+    ],
+)
+def test_nothing_waits_for_a_result_that_cannot_come(
+    task: Any, wait: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
+):
+    """It is said at once what is missing, and nothing else is logged."""
+    result = task.delay(1)
+    with pytest.raises(ConfigurationError, match="has no result backend: set result_backend"):
+        wait(result)
+
+    assert not [each for each in caplog.records if each.name == "asyncio"]
