@@ -169,7 +169,9 @@ class ClientMethods(Task):  # type: ignore[misc]
         Raises:
             PartlySent: Only some could be sent; the error says which.
             QueueFull: There is not enough room for all; none was sent.
+            TypeError: ``items`` is a text or a mapping, and no list.
         """
+        _refuse_one_value(items)
         return self.apply_many(((item,), None) for item in items)
 
     def apply_many(self, rows: Iterable[Any], **options: Any) -> list[Any]:
@@ -204,7 +206,9 @@ class ClientMethods(Task):  # type: ignore[misc]
         Raises:
             PartlySent: Only some could be sent; the error says which.
             QueueFull: There is not enough room for all; none was sent.
+            TypeError: ``items`` is a text or a mapping, and no list.
         """
+        _refuse_one_value(items)
         return await self.aapply_many(((item,), None) for item in items)
 
     async def aapply_many(self, rows: Iterable[Any], **options: Any) -> list[Any]:
@@ -287,7 +291,7 @@ class ClientMethods(Task):  # type: ignore[misc]
             It raises `BackfillStopped` when an operator has stopped it.
 
         Raises:
-            TypeError: There is no such option.
+            TypeError: There is no such option, or ``items`` is a text or a mapping.
             ValueError: The window has room for no row.
         """
         in_python = import_module("celery_batch.backfill.iterate")
@@ -297,6 +301,10 @@ class ClientMethods(Task):  # type: ignore[misc]
 def _send_group(app: Any, tasks: Any, producer: Any, apply: Any) -> Any:
     """Write the batch tasks of a group together, and send its others as in Celery."""
     return _client("publish.send_many").send_group(app, tasks, producer, apply)
+
+
+def _refuse_one_value(items: Any) -> None:
+    import_module("celery_batch.call_options").refuse_one_value("delay_many", items)
 
 
 @cache

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from celery import Celery
 
 from celery_batch import BatchTask
-from celery_batch.backfill.iterate import check_options
+from celery_batch.call_options import check_options
 
 
 @pytest.fixture
@@ -35,6 +37,21 @@ def test_a_misspelt_option_is_refused_at_once(app, options, words):
         double.backfill(iter([]), **options)
 
 
+@pytest.mark.parametrize("items", ["abc", b"abc", {"a": 1}])
+def test_one_value_is_no_list_of_items(app, items):
+    """Its letters or its keys are hardly meant."""
+
+    @app.task(base=BatchTask)
+    def double(number):
+        return [2 * n for n in number]
+
+    for method in ("backfill", "delay_many"):
+        with pytest.raises(TypeError, match=f"{method}\\(\\) takes a list of items, got a "):
+            getattr(double, method)(items)
+    with pytest.raises(TypeError, match="delay_many\\(\\) takes a list of items"):
+        asyncio.run(double.adelay_many(items))
+
+
 @pytest.mark.parametrize("window", [0, -3])
 def test_a_window_has_room_for_a_row(app, window):
     """Nothing could ever leave through another one."""
@@ -49,4 +66,5 @@ def test_a_window_has_room_for_a_row(app, window):
 
 def test_celerys_options_are_taken(app):
     """Those of a call, and those of a message."""
-    check_options(app, ["queue", "priority", "expires", "headers", "time_limit", "serializer"])
+    options = ("queue", "priority", "expires", "headers", "time_limit", "serializer", "shop")
+    check_options("backfill", app, {**dict.fromkeys(options), "stamped_headers": ["shop"]}, ())
