@@ -24,12 +24,13 @@ from celery import states
 from celery.backends.base import DisabledBackend
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.local import maybe_evaluate
-from celery.result import assert_will_not_block
+from celery.result import EagerResult, assert_will_not_block
 from kombu.exceptions import OperationalError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from celery_batch.call_options import check_options
 from celery_batch.client.backpressure import BrokerUnreachable
 from celery_batch.client.publish.aio import apply_and_wait, apply_async
 from celery_batch.client.publish.publisher import Publisher
@@ -58,6 +59,9 @@ from celery_batch.web.errors import BackendUnreachable, TaskFailed, task_error
 __all__ = ["apredict", "predict"]
 
 OnTimeout = Literal["revoke", "leave"]
+
+#: What `predict` takes besides the options of calls.
+_OWN = ("timeout", "on_timeout", "expires", "return_exceptions")
 
 #: Of these, or of what has caused them, those that say that there is no connection.
 _DISCONNECTED = (
@@ -117,6 +121,7 @@ def predict(
         QueueFull: ``max_queue`` leaves no room for all items; none was sent. Or a worker has
             refused one, because of ``shed``.
         ConfigurationError: Results of this task cannot be waited for, or an option is wrong.
+        TypeError: There is no such option.
         Exception: Whatever the first failed item has failed with; it is a `TaskFailed`, too.
     """
     task, values, options, deadline = _checked(task, items, options, timeout, on_timeout, expires)
@@ -133,7 +138,7 @@ def predict(
             with _refusals(results if may_refuse else (), wake) as refused:
                 all(_has_come(result, deadline, received, refused) for result in results)
                 _raise_refusal(results, refused)
-    return _outputs(results, return_exceptions=return_exceptions)
+    return _outputs(task.name, results, return_exceptions=return_exceptions)
 
 
 async def apredict(
@@ -180,7 +185,7 @@ async def apredict(
                 await _all_end(results, deadline)
         with _reading_results():
             await asyncio.gather(*(each.read_soon() for each in results if each.has_payload))
-    return _outputs(results, return_exceptions=return_exceptions)
+    return _outputs(task.name, results, return_exceptions=return_exceptions)
 
 
 def _listed(items: Iterable[Any]) -> list[Any]:
@@ -226,11 +231,16 @@ def _checked(
     """Return the task, the items, the options and the deadline of calls that can be waited for."""
     task, values = maybe_evaluate(task), _listed(items)
     deadline = time.monotonic() + _positive("timeout", timeout)
-    options |= _expiry(timeout, on_timeout, expires)
     if not isinstance(task, ClientMethods):
         raise ConfigurationError(f"{task!r} is no batch task: give it base=BatchTask")
+    if options:
+        check_options("predict", task.app, options, _OWN)
+    options |= _expiry(timeout, on_timeout, expires)
     if options.get("ignore_result", task.ignore_result):
-        raise ConfigurationError(f"{task.name} ignores its results, so none can be waited for")
+        raise ConfigurationError(
+            f"{task.name} ignores its results, so none can be waited for: give it"
+            " ignore_result=False, also where the app's setting task_ignore_result is on"
+        )
     if "task_id" in options and len(values) > 1:
         raise ConfigurationError(f"{task.name}: {len(values)} calls cannot have one task_id")
     is_eager = Publisher.of(task.app).is_eager()
@@ -489,7 +499,7 @@ def _has_come(
     return True
 
 
-def _outputs(results: Sequence[Any], *, return_exceptions: bool) -> list[Any]:
+def _outputs(task: str, results: Sequence[Any], *, return_exceptions: bool) -> list[Any]:
     with _reading_results():
         found = [(result.result, result.state) for result in results]
     failed = [n for n, (_, state) in enumerate(found) if state != states.SUCCESS]
@@ -498,8 +508,13 @@ def _outputs(results: Sequence[Any], *, return_exceptions: bool) -> list[Any]:
     # Of a request that may succeed later it is said when, whatever its other items fail with.
     for index in failed if return_exceptions else (refused or failed)[:1]:
         error = outputs[index] = _error_of(*found[index])
-        if len(found) > 1 and isinstance(error, TaskFailed):
-            error.index = index
+        if isinstance(error, TaskFailed):
+            place = "" if len(found) == 1 else f", item {index}"
+            if place:
+                error.index = index
+            if not isinstance(results[index], EagerResult):  # whose traceback the error has
+                name = f"{task}[{results[index].id}]{place}"
+                error.add_note(f"{name}; its traceback is in the worker's log")
         if not return_exceptions:
             if isinstance(error, DeadlineExceeded):
                 error.results = list(results)

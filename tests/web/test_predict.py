@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -64,7 +65,9 @@ def test_the_first_error_raises(redis_place: Place, ask: Callable[..., Any]):
     """An item's error is raised as its task has failed with it, and is the client's own."""
     with pytest.raises(ValueError, match="a bad item") as caught:
         ask(redis_place.odd, ["a", "bad", "c"], timeout=AMPLE)
+    (note,) = caught.value.__notes__
 
+    assert re.fullmatch(r"shop\.odd\[[-0-9a-f]{36}\], item 1; its .* the worker's log", note), note
     assert 422 == http_error(caught.value).status
     assert 500 == http_error(ValueError("a bug of the view")).status
 
@@ -77,6 +80,32 @@ def test_items_are_a_list(shop: Shop, ask: Callable[..., Any], items: Any):
 
     assert 400 == http_error(caught.value).status
     assert 0 == waiting(shop)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"retrun_exceptions": True}, "'retrun_exceptions'; did you mean return_exceptions\\?$"),
+        ({"prioritty": 3}, "'prioritty'; did you mean priority\\?$"),
+    ],
+)
+def test_a_misspelt_option_is_refused(
+    shop: Shop, ask: Callable[..., Any], options: dict[str, Any], words: str
+):
+    """It would have no effect, and nobody would notice."""
+    with pytest.raises(TypeError, match=f"^predict\\(\\) takes no option {words}"):
+        ask(shop.double, ["a"], timeout=AMPLE, **options)
+
+    assert 0 == waiting(shop)
+
+
+def test_a_task_that_ignores_its_results_is_refused(ask: Callable[..., Any]):
+    """Flask's own configuration of Celery has that as the default of all tasks."""
+    with Celery("ignoring", broker="memory://", set_as_current=False) as app:
+        app.conf.task_ignore_result = True
+        task = app.task(base=BatchTask, name="double")(_same)
+        with pytest.raises(ConfigurationError, match=r"ignore_result=False.*task_ignore_result"):
+            ask(task, ["a"], timeout=AMPLE)
 
 
 def test_a_task_without_a_result_backend_is_refused(
@@ -406,8 +435,12 @@ def test_a_broker_that_is_slower_than_a_short_request_is_not_away(
     redis_place: Place, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
     """The connection that it does not make in time says nothing to the next request."""
-    monkeypatch.delenv("CELERY_BROKER_URL", raising=False)
-    with socket.create_server(("127.0.0.1", 0)) as silent, Celery(set_as_current=False) as app:
+    with (
+        monkeypatch.context() as patch,
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        Celery(set_as_current=False) as app,
+    ):
+        patch.delenv("CELERY_BROKER_URL")  # undone before the place's own is
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
         app.conf.update(broker_url=url, result_backend=redis_place.app.conf.result_backend)
         prepare(app)
