@@ -434,11 +434,11 @@ class ObjectPayloads(PayloadStore):
         except Exception as error:
             raise _store_error(error) from error
 
-    @_bounded
     def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
         """Return payloads; see `PayloadStore.get`."""
         return [self._read(key, size) for key, size in zip(keys, sizes, strict=True)]
 
+    @_bounded  # each, since many large ones may take long though the store answers
     def _read(self, key: str, size: int) -> bytes | None:
         try:
             return bytes(self._fs.cat_file(self._path(key), start=0, end=size + 1))
@@ -450,16 +450,19 @@ class ObjectPayloads(PayloadStore):
         except Exception as error:
             raise StoreError(str(error)) from error
 
-    @_bounded
     def delete(self, keys: Iterable[str]) -> None:
         """Delete payloads; see `PayloadStore.delete`."""
         for key in keys:
-            try:
-                self._fs.rm_file(self._path(key))
-            except FileNotFoundError:
-                continue
-            except Exception as error:
-                raise StoreError(str(error)) from error
+            self._remove(key)
+
+    @_bounded
+    def _remove(self, key: str) -> None:
+        try:
+            self._fs.rm_file(self._path(key))
+        except FileNotFoundError:
+            return
+        except Exception as error:
+            raise StoreError(str(error)) from error
 
     def renew(self, seconds: Mapping[str, float]) -> None:
         """Do nothing: when objects expire is said by the rules of the bucket."""

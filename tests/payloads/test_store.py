@@ -329,6 +329,31 @@ def test_a_store_that_blocks_is_given_up(tmp_path: Path, monkeypatch: Any, schem
     assert [b"data"] == store.get(["b-2"], [4])
 
 
+def test_many_objects_may_take_long(tmp_path: Path, monkeypatch: Any):
+    """Each has the time that a call may take: a store that answers is not given up."""
+    monkeypatch.setattr("celery_batch.payloads.store._CALL_TIMEOUT", 0.5)
+    store: Any = open_store(Celery("stores", set_as_current=False), f"local://{tmp_path}")
+    keys = [f"{letter}-1" for letter in "abcde"]
+    for key in keys:
+        store.put(key, b"data", 60)
+    for name in ("cat_file", "rm_file"):
+        monkeypatch.setattr(store._fs, name, slowly(getattr(store._fs, name)))
+
+    assert [b"data"] * 5 == store.get(keys, [4] * 5)
+    store.delete(keys)
+    assert not list(tmp_path.iterdir())
+
+
+def slowly(method: Any) -> Any:
+    """Return a method that takes a while."""
+
+    def run(*args: Any, **options: Any) -> Any:
+        time.sleep(0.15)
+        return method(*args, **options)
+
+    return run
+
+
 def test_a_file_that_may_not_be_deleted(tmp_path: Path, monkeypatch: Any):
     """It stays, which is said, and all others are deleted and renewed."""
     store: Any = open_store(Celery("stores", set_as_current=False), f"file://{tmp_path}")
