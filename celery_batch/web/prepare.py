@@ -16,6 +16,7 @@ from celery.signals import celeryd_init
 from kombu.messaging import Producer
 
 from celery_batch.broker_depth import driver_of
+from celery_batch.errors import ConfigurationError
 
 __all__ = ["prepare"]
 
@@ -80,7 +81,13 @@ def prepare(app: Celery) -> None:
 
     Args:
         app: The app; only this process's copy changes.
+
+    Raises:
+        ConfigurationError: It is no Celery app.
     """
+    if not isinstance(app, Celery):
+        raise ConfigurationError(f"prepare() takes a Celery app, got {app!r:.60}")
+    app = getattr(app, "_get_current_object", lambda: app)()  # of current_app
     if app.loader.worker_initialized:
         logger.info("prepare(%s) has no effect in a worker.", app.main)
         return

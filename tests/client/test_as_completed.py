@@ -175,3 +175,9 @@ def test_event_loop_goes_on_meanwhile(background: FakeWorker):
         return ticks
 
     assert asyncio.run(iterate()) > 5
+
+
+def test_anything_but_results_is_refused():
+    """Items, for example, which have no end to wait for."""
+    with pytest.raises(TypeError, match="takes results of calls, got 1"):
+        as_completed([1, 2])

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from celery import Celery
+from celery import Celery, current_app
+from celery._state import get_current_app
 from celery.app.defaults import DEFAULTS
 from kombu.exceptions import OperationalError
 
-from celery_batch import BatchTask, prepare
+from celery_batch import BatchTask, ConfigurationError, prepare
 from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from tests.conftest import need
 from tests.services.forked import start
@@ -80,7 +81,7 @@ def test_other_transports_keep_their_options():
 PROGRAM = """
 import json, os
 from celery import Celery, signals
-from celery_batch import BatchTask, prepare
+from celery_batch import BatchTask, ConfigurationError, prepare
 
 app = Celery("impatient")
 
@@ -129,6 +130,24 @@ def test_it_has_no_effect_in_a_worker(server: RedisServer, tmp_path: Path, impor
         found = eventually(lambda: _text(tmp_path / "settings.json"), "a worker that is ready")
 
     assert json.loads(found) == PATIENT
+
+
+@pytest.mark.parametrize("given", ["tasks", _same, None])
+def test_anything_but_an_app_is_refused(given: object):
+    """A module's name, or a task, is a likely mistake."""
+    with pytest.raises(ConfigurationError, match="takes a Celery app, got "):
+        prepare(given)
+
+
+def test_the_current_app_may_be_given():
+    """Celery's `current_app` stands for it."""
+    before = get_current_app()
+    with Celery("current", broker="memory://") as app:
+        try:
+            prepare(current_app)
+            assert 1.0 == app.conf.broker_connection_timeout
+        finally:
+            before.set_current()
 
 
 def test_no_function_is_among_the_options_of_redis():

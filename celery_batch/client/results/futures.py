@@ -21,7 +21,7 @@ from typing import Any
 from celery.backends.base import BackendGetMetaError, DisabledBackend
 from celery.backends.rpc import RPCBackend
 from celery.exceptions import TimeoutError as CeleryTimeoutError
-from celery.result import EagerResult, assert_will_not_block
+from celery.result import EagerResult, ResultBase, assert_will_not_block
 from celery.utils.functional import noop
 
 from celery_batch.client.background import OnDemandThread, PerProcess
@@ -229,10 +229,16 @@ class as_completed:  # noqa: N801 (called like `asyncio.as_completed`)
         results: `BatchResult` objects, and ordinary `AsyncResult` objects of Celery.
         timeout: Most seconds for all of them; None for as long as it takes. Then Celery's
             `TimeoutError` is raised.
+
+    Raises:
+        TypeError: One of them is no result.
     """
 
     def __init__(self, results: Iterable[Any], timeout: float | None = None) -> None:
         self._results = list(results)
+        for each in self._results:
+            if not isinstance(each, ResultBase):
+                raise TypeError(f"as_completed() takes results of calls, got {each!r:.60}")
         self._timeout = timeout
 
     def __iter__(self) -> Iterator[Any]:
