@@ -268,7 +268,11 @@ def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolic
     try:
         policy = BatchPolicy(**values)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{task.name}.{error}") from None
+        option = str(error).partition(":")[0]
+        is_own = getattr(task, option, None) is not None or option in (changes or ())
+        setting = None if is_own else OPTIONS.get(option)
+        hint = f" (of the setting {setting})" if setting else ""
+        raise ConfigurationError(f"{task.name}.{error}{hint}") from None
     if policy.max_batch_size > LARGEST_BATCH and task.traces_items:
         raise ConfigurationError(
             f"{task.name}.max_batch_size: at most {LARGEST_BATCH}{_why_fewer()}, got"

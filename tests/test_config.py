@@ -196,6 +196,7 @@ def test_wrong_policy_names_the_task(
         policy_of(task(app, **options))
 
     assert str(refusal.value).startswith(message)
+    assert all(f"(of the setting {name})" in str(refusal.value) for name in conf)
 
 
 def test_batches_have_a_largest_size(app: Celery):
