@@ -20,15 +20,15 @@ demo: $(STAMP) ## Start everything, send sentences, measure naive against batche
 up: $(STAMP) ## Start Redis, worker, web app and Flower, and keep them until Ctrl-C
 	@$(BIN)/python -m demo.up
 
-# Tests wait for real servers as often as for the processor.  A process that is lost fails the run.
-PYTEST := $(BIN)/python -m pytest -r fE --durations=20 --junitxml=build/junit/tests.xml --ignore=tests/docs
-
-# Each process of pytest-xdist collects all tests itself; pytest-cov needs it.  It hangs where it replaces one.
-XDIST := -n $(or $(N),6) --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
+# Tests wait for real servers as often as for the processor.  A process that is lost fails the run: pytest-xdist
+# hangs where it replaces one.
+PYTEST := $(BIN)/python -m pytest -n $(or $(N),6) --dist loadgroup --no-loadscope-reorder \
+	--max-worker-restart=0 \
+	-r fE --durations=20 --junitxml=build/junit/tests.xml --ignore=tests/docs
 
 # `make check` runs tests/docs and tests/batching, which start no servers.
 test: $(STAMP) ## Run the test suite with real servers (TEST_SEED=n repeats a run)
-	@$(PYTEST) --forks $(or $(N),6) --ignore=tests/batching tests
+	@$(PYTEST) --ignore=tests/batching tests
 
 # What differs by release: Celery's features on one broker and pool, clients, and what stands on private parts.
 OLDEST := 5.5.3-5.5.4-5.2.1
@@ -45,7 +45,7 @@ COVER := --cov --cov-report=term:skip-covered --cov-fail-under=$(FLOOR)
 
 test-thorough: $(STAMP) ## Run all variants and sizes too, with workers that are executed, and measure coverage (ONLY=1: variants alone)
 	@THOROUGH=1 $(BIN)/python -m pytest --collect-only -qq -m thorough tests | sed -n '/^thorough:/p'
-	@THOROUGH=1 FUZZ_SECONDS=60 CANVAS_TORTURE=1000 $(PYTEST) $(XDIST) $(if $(ONLY),-m thorough,$(COVER)) tests
+	@THOROUGH=1 FUZZ_SECONDS=60 CANVAS_TORTURE=1000 $(PYTEST) $(if $(ONLY),-m thorough,$(COVER)) tests
 
 fuzz: $(STAMP) ## Send hostile messages to real workers, a minute for each broker
 	@FUZZ_SECONDS=$${FUZZ_SECONDS:-60} $(BIN)/python -m pytest -q tests/fuzz
@@ -89,7 +89,7 @@ check-rest: $(STAMP)
 	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(BIN)/python -m sphinx -b html -n -W -q docs build/docs
 	@COVERAGE_FILE=.coverage.batching $(BIN)/python -m pytest -q -n 3 --dist loadgroup tests/batching --cov=celery_batch.batching --cov-report=term-missing:skip-covered --cov-fail-under=100
-	@$(BIN)/python -m pytest -q --forks 3 tests/docs
+	@$(BIN)/python -m pytest -q -n 3 --dist loadgroup tests/docs
 
 bench: $(STAMP) ## Measure ours and the peers, and renew the figures of README and docs (CASE="cost noop" for some)
 	@$(BIN)/python -m bench --write $(if $(JSON),--json $(JSON)) $(CASE)

@@ -31,7 +31,7 @@ from tests.services.place import Place, Places, entered
 from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server
 from tests.services.shop import ROOT, Shop, Worker, emptied, open_shop
 
-pytest_plugins = ["tests.forks", "tests.rows.skips", "tests.time_limit"]
+pytest_plugins = ["tests.rows.skips", "tests.time_limit"]
 
 #: Tests of these folders share servers or workers, so one process runs all of them.
 _TOGETHER = ("tests/integration/features",)
@@ -130,7 +130,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(_group(item)))
-    if config.getoption("forks") or "PYTEST_XDIST_WORKER" in os.environ:
+    if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=_rank)
 
 

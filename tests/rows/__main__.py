@@ -125,7 +125,7 @@ def _options() -> argparse.Namespace:
 def _run(row: Row, options: argparse.Namespace) -> Outcome:
     junit = BUILD / f"{row.name}.xml"
     junit.unlink(missing_ok=True)
-    pytest = [row.python, "-m", "pytest", "-q", "--forks", options.jobs]
+    pytest = [row.python, "-m", "pytest", "-q", "-n", options.jobs, "--dist", "loadgroup"]
     chosen = ["-k", options.only] if options.only else []
     tests = [*pytest, *chosen, f"--junitxml={junit}", *options.tests]
     with _faults(row, options) as code_of_faults:
