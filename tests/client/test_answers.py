@@ -27,7 +27,7 @@ WAYS: dict[str, Callable[[Any], list[Any]]] = {
     "countdown": lambda task: [task.apply_async(("a",), countdown=1)],
     "ignored": lambda task: [task.apply_async(("a",), ignore_result=True)],
     "positional": lambda task: [task.apply_async(("a",), None, "an-id")],
-    "many": lambda task: task.delay_many("ab"),
+    "many": lambda task: task.delay_many(["a", "b"]),
     "coroutine": lambda task: [asyncio.run(task.adelay("a"))],
     "chunk": lambda task: [task.delay_rows(["a", "b"])],
     "signature": lambda task: [task.s("a").apply_async()],

@@ -36,7 +36,7 @@ sent = []
 own = app.amqp.send_task_message
 app.amqp.send_task_message = lambda *args, **more: (sent.append(args), own(*args, **more))[1]
 shout.delay("a")
-shout.delay_many("bc")
+shout.delay_many(["b", "c"])
 print(len(sent))
 """
 
@@ -110,7 +110,7 @@ def test_other_private_parts_leave_calls_to_celery(
     monkeypatch.setattr(Producer, "_publish", changed)
     monkeypatch.delattr(PubSub, "ping")
     here = sender()
-    results = [here.task.delay("a"), *here.task.delay_many("bc")]
+    results = [here.task.delay("a"), *here.task.delay_many(["b", "c"])]
     messages = here.taken()["celery"]
 
     assert [result.id for result in results] == [each["headers"]["id"] for each in messages]

@@ -38,7 +38,7 @@ def late():
 
 SENDS = {
     "delay": ("shout.delay('a')", 1),
-    "delay_many": ("shout.delay_many('abc')", 3),
+    "delay_many": ("shout.delay_many(list('abc'))", 3),
     "group": ("group(shout.s(each) for each in 'abc').delay()", 3),
     "adelay": ("asyncio.run(shout.adelay('a'))", 1),
 }

@@ -362,7 +362,7 @@ def test_any_limit_of_connections_will_do(sender: Callable[..., Sender], limit: 
     here.task.delay_many(["a", "b"])
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(here.task.delay, "cdef"))
-        list(threads.map(here.task.delay_many, ["gh", "ij", "kl"]))
+        list(threads.map(here.task.delay_many, map(list, ["gh", "ij", "kl"])))
     group(here.task.s(text) for text in "mnop").apply_async(countdown=0)
     group(here.task.s(text) for text in "q" * 1500).apply_async(priority=0)
     here.task.apply_many([((text,), None) for text in "rs"], countdown=1)
@@ -456,7 +456,7 @@ def test_a_receiver_may_send_and_wait(sender: Callable[..., Sender]) -> None:
     signals.before_task_publish.connect(ask, weak=False)
     here = warmed(sender())
     others.append(here.make("other"))
-    here.task.delay_many("ab")
+    here.task.delay_many(["a", "b"])
     signals.before_task_publish.disconnect(ask)
 
     assert [1, 2] == seen

@@ -75,7 +75,7 @@ def test_event_loop_goes_on_while_many_calls_are_written(
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(1))
         blocking = loop.run_in_executor(None, go_on.wait, 20)
-        sending = asyncio.ensure_future(here.task.adelay_many("abc"))
+        sending = asyncio.ensure_future(here.task.adelay_many(["a", "b", "c"]))
         while not writing.is_set():  # noqa: ASYNC110 (of a thread)
             await asyncio.sleep(0.001)
         go_on.set()
@@ -96,7 +96,7 @@ def test_what_cannot_be_sent_is_raised_in_the_coroutine(sender: Callable[..., Se
         asyncio.run(here.task.aapply_many([(("a",), None)], task_id="one"))
     here.redis.set("celery", "not a list")
     with pytest.raises(OperationalError, match="WRONGTYPE") as caught:
-        asyncio.run(here.task.adelay_many("abc"))
+        asyncio.run(here.task.adelay_many(["a", "b", "c"]))
     here.redis.delete("celery")
 
     assert PartlySent is not caught.type
@@ -114,7 +114,7 @@ def test_many_calls_inside_a_task_are_its_children(sender: Callable[..., Sender]
 
         _task_stack.push(parent)
         try:
-            results = asyncio.run(few.adelay_many("ab"))
+            results = asyncio.run(few.adelay_many(["a", "b"]))
         finally:
             _task_stack.pop()
         children = list(parent.request.children)
@@ -129,6 +129,6 @@ def test_many_calls_inside_a_task_are_its_children(sender: Callable[..., Sender]
 def test_many_calls_of_an_eager_app_run_at_once(sender: Callable[..., Sender]) -> None:
     """Where tasks run at once, so do these."""
     here = sender(task_always_eager=True)
-    results = asyncio.run(here.task.adelay_many("ab"))
+    results = asyncio.run(here.task.adelay_many(["a", "b"]))
 
     assert [["a", None], ["b", None]] == [list(each.get()) for each in results]

@@ -201,7 +201,7 @@ def test_nothing_is_right_and_a_person_looks():
     assert 1 == code
     assert "\x1b[31mproblem" in terminal.raw
     assert "batch_max_sice: no such setting; did you mean batch_max_size?" in terminal.text
-    assert "The broker does not answer at redis://127.0.0.1:1/0" in terminal.text
+    assert "The broker does not answer at redis://:**@127.0.0.1:1/0" in terminal.text
     assert "-> Use prefork" in terminal.text
     assert "secret" not in terminal.text
 
