@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
 from tests.integration.test_urgent import SOON, wait_for
 from tests.services.props import go_on
@@ -81,6 +83,13 @@ def test_a_request_waits_for_no_backlog_behind_a_slow_redis(
         wait_for_no_backlog(fresh, "solo", 1, more=0, broker=f"redis://127.0.0.1:{port}/0")
 
 
+def in_queue(client: Any, queue: str) -> str:
+    """Return how many messages a queue has, as the reason to wait; nothing if a worker has all."""
+    with client.connection_for_read() as connection:
+        count = connection.default_channel.queue_declare(queue, passive=True).message_count
+    return f"{count} in the queue" if count else ""
+
+
 def wait_for_no_backlog(
     fresh: Stage, pool: str, processes: int, more: int = 1, broker: str = ""
 ) -> None:
@@ -97,6 +106,7 @@ def wait_for_no_backlog(
     first.get(timeout=SOON)
     fresh.await_facts("ran", 1 + 2 * processes)
     second = other()
+    wait_until(lambda: in_queue(client, "other"), [], what="request", timeout=SOON)
     before = len(fresh.facts("ran"))
     second.get(timeout=SOON)
     places = [place for place, (name, *_) in enumerate(fresh.facts("ran")) if name == "o"]
