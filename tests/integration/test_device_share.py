@@ -86,7 +86,10 @@ def test_a_request_waits_for_no_backlog_behind_a_slow_redis(
 def in_queue(client: Any, queue: str) -> str:
     """Return how many messages a queue has, as the reason to wait; nothing if a worker has all."""
     with client.connection_for_read() as connection:
-        count = connection.default_channel.queue_declare(queue, passive=True).message_count
+        try:
+            count = connection.default_channel.queue_declare(queue, passive=True).message_count
+        except connection.channel_errors:  # on Redis there is no empty queue
+            return ""
     return f"{count} in the queue" if count else ""
 
 
