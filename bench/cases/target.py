@@ -47,7 +47,11 @@ _SOUGHT, _VIRTUAL_HALF = 20.0, 40.0
 _ROUNDS = 5
 
 #: Real seconds that count in each half.
-_REAL_HALF = 5.0
+_REAL_HALF = 15.0
+
+#: Seconds for which a worker has to hold a rate, by how much the next one is lower where it does
+#: not, and the seed of the arrivals.
+_PROOF, _LOWER, _PROOF_SEED = 15.0, 0.96, 300
 
 #: Seconds, and requests a second, in which a worker learns about itself.
 _LEARNING, _LEARNING_RATE = 6.0, 200.0
@@ -88,6 +92,11 @@ class _Fixed:
     size: int
     wait: float
     capacity: float
+
+    @property
+    def name(self) -> str:
+        """The task that has this setting."""
+        return f"bench.paced{self.size}" + ("w" if self.wait else "")
 
 
 @cache
@@ -185,9 +194,16 @@ def _compared(
     }
 
 
-def _in_time_of(task: Any, target: float, rate: float, left_out: float, seed: int) -> float:
+def _in_time_of(
+    task: Any,
+    target: float,
+    rate: float,
+    left_out: float,
+    seed: int,
+    seconds: float = _REAL_HALF,
+) -> float:
     """Send requests to a worker; return the part in time of those after the first seconds."""
-    arrivals = poisson(rate, 0.0, left_out + _REAL_HALF, seed)
+    arrivals = poisson(rate, 0.0, left_out + seconds, seed)
     numbers = range(len(arrivals))
     times, results = send(task, numbers, arrivals)
     if [result.get(timeout=60) for result in results] != expected(numbers):
@@ -195,29 +211,46 @@ def _in_time_of(task: Any, target: float, rate: float, left_out: float, seed: in
     return fmean(took <= target for at, took in zip(arrivals, times, strict=True) if at >= left_out)
 
 
-def _real(target: float, share: float, server: _Server, app: Any, slower: Path) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Workers:
+    """A worker with targets and one with fixed settings, which share the machine."""
+
+    app: Any
+    slower: Path  # says how many times as long calls take
+
+    def in_time(self, target: float, fixed: _Fixed, rate: float, **limits: Any) -> list[float]:
+        """Load both at the same time; return the parts in time, that of the fixed one last."""
+        names = (f"bench.target{target * 1000:.0f}", fixed.name)
+        measure = partial(_in_time_of, target=target, rate=rate, **limits)
+        with ThreadPoolExecutor() as threads:
+            return [*threads.map(measure, (self.app.tasks[name] for name in names))]
+
+    def best_fixed(self, server: _Server, target: float) -> list[_Fixed]:
+        """Return the best setting of each speed, at a rate that the worker has held with it."""
+        return [
+            self._held(_best_fixed(server.at(times), target), target, times) for times in _SPEEDS
+        ]
+
+    def _held(self, fixed: _Fixed, target: float, times: float) -> _Fixed:
+        self.slower.write_text(str(times))
+        limits: dict[str, Any] = {"left_out": _SETTLING, "seed": _PROOF_SEED, "seconds": _PROOF}
+        while self.in_time(target, fixed, fixed.capacity, **limits)[-1] < _WANTED:
+            fixed = replace(fixed, capacity=_LOWER * fixed.capacity)
+        return fixed
+
+
+def _real(workers: _Workers, target: float, best: list[_Fixed], share: float) -> dict[str, Any]:
     """Measure one target at one load with workers, both kinds at the same time."""
-    best = [_best_fixed(server.at(times), target) for times in _SPEEDS]
     rates = [share * each.capacity for each in best]
-    ours = app.tasks[f"bench.target{target * 1000:.0f}"]
     halves = []
     for half, times in enumerate(_SPEEDS):
-        slower.write_text(str(times))
-        measure = partial(
-            _in_time_of,
-            target=target,
-            rate=rates[half],
-            left_out=_LEFT_OUT if half else _SETTLING,
-            seed=half,
+        workers.slower.write_text(str(times))
+        left_out = _LEFT_OUT if half else _SETTLING
+        halves.append(
+            workers.in_time(target, best[half], rates[half], left_out=left_out, seed=half)
         )
-        with ThreadPoolExecutor() as threads:
-            halves.append([*threads.map(measure, (ours, app.tasks[_name_of(best[half])]))])
     in_time, fixed = ([*each] for each in zip(*halves, strict=True))
     return _compared(target, share, rates, best, in_time, fixed)
-
-
-def _name_of(fixed: _Fixed) -> str:
-    return f"bench.paced{fixed.size}" + ("w" if fixed.wait else "")
 
 
 def _measure(effort: Effort) -> dict[str, Any]:
@@ -235,8 +268,12 @@ def _measure(effort: Effort) -> dict[str, Any]:
                 running("--concurrency=1", "-Q", ",".join(queues), "-n", "target@%h") as stack,
                 running("--concurrency=1", "-Q", "bench-paced", "-n", "fixed@%h"),
             ):
-                server = _measured(stack.app)
-                real = [_real(*pair, server, stack.app, slower) for pair in pairs]
+                server, workers = _measured(stack.app), _Workers(stack.app, slower)
+                best = {
+                    target: workers.best_fixed(server, target)
+                    for target in dict.fromkeys(target for target, _ in pairs)
+                }
+                real = [_real(workers, target, best[target], share) for target, share in pairs]
         finally:
             del os.environ["BENCH_SLOWER"]
     return {"virtual": virtual, "real": real, "overhead": server.overhead}
@@ -278,8 +315,9 @@ def _tables(data: dict[str, Any]) -> list[ResultTable]:
         " answer 99 % in time; the load is a share of it in each half."
     )
     measured = (
-        "Capacities of the workers are computed from what one of them has measured of itself:"
-        f" {data['overhead'] * 1000:.1f} ms around a call."
+        "Capacities of the workers: computed from what one of them has measured of itself"
+        f" ({data['overhead'] * 1000:.1f} ms around a call), and lowered until the worker with the"
+        " fixed setting answers 99 % in time beside the other one."
     )
     throughput = "Throughput: answers in time, of those with the fixed settings; the worse half."
     notes = (model, capacity, measured, throughput)
