@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Sequence
@@ -20,6 +21,9 @@ def send(
         times[number] = time.monotonic() - due
         left.release()
 
+    # A full collection of all that a benchmark has imported takes 40 ms, in which nothing is sent.
+    gc.collect()
+    gc.freeze()
     results = []
     began = time.monotonic() + 0.1
     for number, (item, arrival) in enumerate(zip(items, arrivals, strict=True)):
