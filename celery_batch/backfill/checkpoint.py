@@ -135,23 +135,13 @@ def write_about(output: Path, about: dict[str, Any]) -> None:
         fresh.write_text(json.dumps(about) + "\n", encoding="utf-8")
 
 
-#: The command's name for each.
-_OPTIONS = {
-    "task": "TASK",
-    "format": "--format",
-    "key": "--key",
-    "field": "--field",
-    "limit": "--limit",
-}
-
-
 def changes(before: dict[str, Any], now: dict[str, Any]) -> str:
     """Return in words what has changed, "" if nothing has; unknown values are not compared."""
     names = [name for name in now if name in before and before[name] != now[name]]
     return ", and ".join(
         "the input has changed since"
         if name == "input"
-        else f"{_OPTIONS.get(name, name)} was {_given(before[name])} then,"
+        else f"{'TASK' if name == 'task' else f'--{name}'} was {_given(before[name])} then,"
         f" and is {_given(now[name])} now"
         for name in names
     )

@@ -45,9 +45,6 @@ def answers(
 
 
 def _answers(task: Any, backfill: Backfill, clock: Clock) -> Iterator[Answer]:
-    def count_failed(found: list[Answer]) -> int:
-        return sum(bool(answer.error) for answer in found)
-
     with backfill, JobControl(task.app, task.name) as control:
-        for found in control.steps(backfill, clock, count_failed):
+        for found in control.steps(backfill, clock, lambda each: sum(bool(a.error) for a in each)):
             yield from found

@@ -22,7 +22,7 @@ from celery_batch.backfill.engine import Backfill
 from celery_batch.backfill.inputs import Arguments, Input, hint_of, some_fit
 from celery_batch.backfill.npy import ArrayRows
 from celery_batch.backfill.outputs import format_of, write_output
-from celery_batch.backfill.progress import Clock, Progress
+from celery_batch.backfill.progress import NO_ANSWER, Clock, Progress
 from celery_batch.backfill.sender import unserved
 from celery_batch.backfill.window import Answer, Limits, Row
 from celery_batch.errors import BackfillComplete, BackfillError
@@ -123,10 +123,6 @@ class Notices:
                 f"More than one row is named {row.key!r}; --key names them by another field."
             )
         self._names.add(row.key)
-
-
-#: Seconds without an answer after which the workers are asked which queues they read.
-_NO_ANSWER = 10.0
 
 
 class Job:
@@ -250,7 +246,7 @@ class Job:
                 progress = control.progress
                 show(progress)
                 self._error_limit.check(progress.done, progress.failed)
-                if not has_asked and progress.pending and progress.since_answer > _NO_ANSWER:
+                if not has_asked and progress.pending and progress.since_answer > NO_ANSWER:
                     has_asked = True
                     if words := unserved(self._task, self._options):
                         self._echo(words)

@@ -82,7 +82,11 @@ class ArrayRows:
             row = numeric_array(answer.output)
         except (TypeError, ValueError) as error:
             if self._row is None:
-                raise self._refusal(answer, error) from None
+                raise BackfillError(
+                    f"{self._output}: the output of {answer.row.title} is no row of an array,"
+                    f" since {error}; name a .jsonl or .parquet output, or have the task return"
+                    " one array for each item"
+                ) from None
             return self._failed(answer, f"no row of an array, since {error}")
         if self._row is None:
             self._row = row
@@ -97,13 +101,6 @@ class ArrayRows:
         wanted = f"{self._output.name} has rows of {_shown(self._row)}, as its first output"
         error = f"InvalidOutput: the output of {answer.row.title} is {found}, and {wanted}"
         return Answer(answer.row, error=error)
-
-    def _refusal(self, answer: Answer, error: Exception) -> BackfillError:
-        return BackfillError(
-            f"{self._output}: the output of {answer.row.title} is no row of an array, since"
-            f" {error}; name a .jsonl or .parquet output, or have the task return one array for"
-            f" each item"
-        )
 
     def write(self, path: Path, records: Iterable[dict[str, Any]]) -> None:
         """
@@ -122,15 +119,15 @@ class ArrayRows:
                 position = record["position"]
                 if position != at:  # the outputs are in another order than the input
                     file.seek(start + position * len(missing))
-                file.write(missing if record.get("error") else _bytes(record["output"], dtype))
+                if record.get("error"):
+                    file.write(missing)
+                else:
+                    output = numeric_array(record["output"])
+                    file.write(output.astype(dtype, casting="safe").tobytes())
                 at = position + 1
                 rows = max(rows, at)
             file.seek(0)
             file.write(npy_header(dtype.str, (rows, *row.shape)))
-
-
-def _bytes(output: Any, dtype: Any) -> bytes:
-    return bytes(numeric_array(output).astype(dtype, casting="safe").tobytes())
 
 
 def _shown(row: Any) -> str:

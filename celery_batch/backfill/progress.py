@@ -9,6 +9,9 @@ from typing import Any
 
 __all__ = ["Clock", "Progress"]
 
+#: Seconds without an answer after which people are told.
+NO_ANSWER = 10.0
+
 #: Seconds over which a rate is measured: long enough that it does not jump with each batch.
 _RATE_SECONDS = 30.0
 

@@ -53,6 +53,7 @@ from celery_batch.payloads.store import (
     StoreError,
     StoreRefused,
 )
+from celery_batch.runtime.devices import usable_cores
 from celery_batch.worker.dispatch.job_submitter import overlap_state
 from celery_batch.worker.redis.answer_cache import cache_backend
 from celery_batch.worker.scheduling.routing import batch_tasks, queue_of, routed_queues
@@ -394,10 +395,9 @@ print(json.dumps([torch.__version__, build, torch.cuda.device_count()]))
 
 def this_machine(*, wants_gpu: bool = False) -> Machine:
     """Return this machine; torch is asked for GPUs if there is one, or a setting names one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus, driver = _gpus()
     return Machine(
-        cpus=cores or 1,
+        cpus=usable_cores(),
         gpus=gpus,
         driver=driver,
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),

@@ -18,7 +18,7 @@ from celery_batch.backfill.control import JobControl
 from celery_batch.backfill.engine import limits_of, lowest_priority
 from celery_batch.backfill.inputs import FORMATS, Arguments, Input
 from celery_batch.backfill.job import ErrorLimit, Job
-from celery_batch.backfill.progress import Progress
+from celery_batch.backfill.progress import NO_ANSWER, Progress
 from celery_batch.backfill.window import TIMEOUT, WINDOW_BYTES
 from celery_batch.cli.common import at_most_every, batch_task, duration
 from celery_batch.cli.errors import INTERRUPTED, errors_in_one_line
@@ -177,9 +177,6 @@ def _interrupt(_number: int, _frame: object) -> NoReturn:
 #: Seconds between two lines where there is no terminal.
 _EVERY = 10.0
 
-#: Seconds without an answer after which that is shown.
-_NO_ANSWER = 10.0
-
 
 def shown() -> AbstractContextManager[Callable[[Progress], None]]:
     """Return what shows how far a job is: a bar on a terminal, a line now and then elsewhere."""
@@ -225,7 +222,7 @@ def _pending(progress: Progress) -> list[str]:
     words = [f"{progress.pending:,} of {progress.window:,} pending"] if progress.window else []
     if progress.workers:
         words.append(f"{progress.workers:,} worker" + "s" * (progress.workers > 1))
-    if progress.pending and progress.since_answer > _NO_ANSWER:
+    if progress.pending and progress.since_answer > NO_ANSWER:
         words.append(f"no answer for {duration(progress.since_answer)}")
     return words
 

@@ -30,6 +30,7 @@ from celery_batch.cli.common import (
     check_plot,
     finish_axes,
     leave_out_costly,
+    plot_option,
     plotted,
     rows_of_file,
     say_left_out,
@@ -110,11 +111,7 @@ def _rates(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[f
     help="Seconds after which a request fails and expires.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one object as JSON at the end.")
-@click.option(
-    "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw the result to a .png, .svg or .pdf file; needs matplotlib.",
-)
+@plot_option
 @click.pass_context
 @errors_in_one_line
 def bench(

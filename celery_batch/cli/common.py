@@ -36,6 +36,7 @@ __all__ = [
     "duration",
     "finish_axes",
     "leave_out_costly",
+    "plot_option",
     "plotted",
     "rows_of_file",
     "say_left_out",
@@ -156,6 +157,12 @@ def duration(seconds: float) -> str:
 FOCUS, PLAIN, LIMIT = "#b03a2e", "#566573", "#7f8c8d"
 
 _KINDS = (".png", ".svg", ".pdf")
+
+plot_option = click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw the result to a .png, .svg or .pdf file; needs matplotlib.",
+)
 
 
 def check_plot(path: Path) -> None:

@@ -12,14 +12,12 @@ import click
 
 from celery_batch.backfill.checkpoint import output_status
 from celery_batch.backfill.control import Jobs
+from celery_batch.backfill.progress import NO_ANSWER
 from celery_batch.cli.common import POSITIVE, duration
 from celery_batch.cli.errors import errors_in_one_line
 from celery_batch.formatting import aligned
 
 __all__ = ["jobs"]
-
-#: Seconds without an answer after which that is shown of a running job.
-_NO_ANSWER = 10.0
 
 _COLUMNS = (
     *("ID", "TASK", "STATE", "ROWS", "FAILED", "RATE", "LEFT"),
@@ -141,6 +139,6 @@ def _where(job: Mapping[str, Any]) -> str:
 
 
 def _state(job: Mapping[str, Any]) -> str:
-    if job["state"] == "running" and job["pending"] and job["since_answer"] > _NO_ANSWER:
+    if job["state"] == "running" and job["pending"] and job["since_answer"] > NO_ANSWER:
         return f"running, no answer for {duration(job['since_answer'])}"
     return str(job["state"])

@@ -32,6 +32,7 @@ from celery_batch.cli.common import (
     check_plot,
     finish_axes,
     leave_out_costly,
+    plot_option,
     plotted,
     rows_of_file,
     say_left_out,
@@ -451,11 +452,7 @@ _SIZES = tuple(1 << n for n in range(LARGEST_BATCH.bit_length()) if 1 << n <= LA
     show_default=True,
     help="Seconds that a message and its answer take beside the model.",
 )
-@click.option(
-    "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw the result to a .png, .svg or .pdf file; needs matplotlib.",
-)
+@plot_option
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
 @click.option(
     "--device",

@@ -143,11 +143,7 @@ def log_no_pushes(pubsub: Any) -> None:
     parser = getattr(pubsub.connection, "_parser", None)
     replace = getattr(parser, "set_pubsub_push_handler", None)
     if replace is not None:  # else, as with RESP2, there is no such log, or messages cost more
-        replace(_same)
-
-
-def _same(response: Any) -> Any:
-    return response
+        replace(lambda response: response)
 
 
 def track_connections() -> None:

@@ -98,7 +98,7 @@ def as_model(
 
     The adapter can be pickled if ``given`` can, and its ``str()`` names it.
     """
-    kind = given if isinstance(given, type) else type(given)
+    kind = _class_of(given)
     if issubclass(kind, Model):
         _require_one_parameter(kind)
         check_stages(kind)
@@ -109,6 +109,10 @@ def as_model(
     raise ConfigurationError(
         f"a streamer needs a predict function, a ManagedModel class or a Model class, got {given!r}"
     )
+
+
+def _class_of(given: Any) -> type:
+    return given if isinstance(given, type) else type(given)
 
 
 def _require_one_parameter(model: type[Model]) -> None:
@@ -143,7 +147,7 @@ class Adapter(Model):
         self.call_cost: CallCost | None = None
 
     def __str__(self) -> str:
-        kind = self._given if isinstance(self._given, type) else type(self._given)
+        kind = _class_of(self._given)
         if issubclass(kind, (ManagedModel, Model)):
             return f"{kind.__qualname__}.predict"
         return getattr(self._given, "__qualname__", None) or repr(self._given)
@@ -151,7 +155,7 @@ class Adapter(Model):
     @property
     def key_option(self) -> Any:
         """By which items share a batch, as a `Model` class says; None if it does not."""
-        kind = self._given if isinstance(self._given, type) else type(self._given)
+        kind = _class_of(self._given)
         return own_attribute(kind, "batch_by") if issubclass(kind, Model) else None
 
     def limit_cost(
@@ -292,8 +296,7 @@ def _names(given: list[str]) -> list[str]:
     visible = visible_entries(os.environ.get(VISIBLE, ""))
     if all(each in visible for each in given if each.isdigit()):
         given = [str(visible.index(each)) if each.isdigit() else each for each in given]
-    return [f"cuda:{each}" if _is_gpu(each) else each for each in given]
-
-
-def _is_gpu(name: str) -> bool:
-    return name.isdigit() or name.startswith(("GPU-", "MIG-"))
+    return [
+        f"cuda:{each}" if each.isdigit() or each.startswith(("GPU-", "MIG-")) else each
+        for each in given
+    ]

@@ -310,8 +310,6 @@ def app_for(redis_broker: str, **settings: Any) -> Celery:
 #: One app, and so one connection for all replies, for each Redis.
 _apps: dict[str, Celery] = {}
 
-_apps_lock = threading.Lock()
-
 #: The apps whose Redis was connected to.
 _connected: weakref.WeakSet[Celery] = weakref.WeakSet()
 
@@ -358,11 +356,10 @@ class RedisStreamer:
         self.worker_timeout = worker_timeout
         #: The queue that our workers consume.
         self.queue = queue_of(prefix)
-        with _apps_lock:
-            #: The Celery app, whose ``control.inspect()`` asks the workers.
-            self.app = _app(redis_broker)
-            #: The Celery task that an item becomes.
-            self.task = self.app.tasks.get(task_of(prefix)) or _register(self.app, prefix)
+        #: The Celery app, whose ``control.inspect()`` asks the workers.
+        self.app = _app(redis_broker)
+        #: The Celery task that an item becomes.
+        self.task = self.app.tasks.get(task_of(prefix)) or _register(self.app, prefix)
 
     @contextmanager
     def _connection_errors_named(self) -> Iterator[None]:
@@ -511,7 +508,8 @@ def _app(redis_broker: str) -> Celery:
     if found is None:
         # Results are not waited for by Celery's code, which needs a backend for each thread;
         # to make one for each thread of a web server costs more than a request.
-        found = _apps[place] = app_for(
+        # Another thread may have made one meanwhile.
+        made = app_for(
             redis_broker,
             result_backend_thread_safe=True,
             # By default twenty tries, in 25 seconds, before a caller gets an error.
@@ -526,6 +524,7 @@ def _app(redis_broker: str) -> Celery:
             },
             redis_socket_connect_timeout=_CONNECT,
         )
+        found = _apps.setdefault(place, made)
     return found
 
 
@@ -536,11 +535,3 @@ def _register(app: Celery, prefix: str) -> Any:
 
     # Not shared: the program's other Celery apps get no such task.
     return app.task(base=ClientMethods, name=task_of(prefix), shared=False)(predict)
-
-
-def _after_fork() -> None:
-    global _apps_lock  # noqa: PLW0603 (another thread may have held it when we were forked)
-    _apps_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)

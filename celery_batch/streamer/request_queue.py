@@ -403,7 +403,7 @@ class RequestQueue:
 
 
 def broke_off(name: str, error: BaseException) -> ModelError:
-    """Return the error of a request whose run ended with what is no outcome of any request."""
+    """Return the error of requests whose run raised, such as a `SystemExit` of the model's."""
     made = ModelError(f"{name} broke off: {type(error).__name__}: {error}")
     made.__cause__ = error
     return made

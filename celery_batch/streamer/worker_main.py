@@ -109,12 +109,9 @@ def serve(batches: Any, replies: Any, given: Adapter | bytes, plan: Plan) -> Non
     """
     Load the model, report its error or an empty message, and run batches until one comes.
 
-    Args:
-        batches: Where they come from: pickles of items, and of whether they are one request.
-        replies: Where pickles of the outputs go, or of an error if the run broke off; of why
-            this process should run no more batches, if so; and of how long calls took.
-        given: The model, pickled unless the process is forked.
-        plan: Of this process.
+    A batch is a pickle of items, and of whether they are one request.  A reply is a pickle of the
+    outputs, or of an error if the run broke off; of why this process should run no more batches,
+    if so; and of how long calls took.  The model is pickled unless the process is forked.
     """
     global _is_arriving  # noqa: PLW0603 (of this process)
     arrive(plan.env)  # a forked process has had no name to unpickle
@@ -143,15 +140,13 @@ _Batch = tuple[list[Any], bool, Collated | None] | BaseException
 def _received(runner: Runner, batches: Any) -> Iterator[_Batch]:
     """Yield batches, collated if the model does that, until an empty message comes."""
     while (message := receive(batches)) is not None:
-        yield _unpacked(runner, message)
-
-
-def _unpacked(runner: Runner, message: Message) -> _Batch:
-    try:
-        items, alone = unpickled(message)
-        return items, alone, runner.collate(items)
-    except BaseException as error:  # noqa: BLE001 (the batch's, and the process has to live on)
-        return error
+        batch: _Batch
+        try:
+            items, alone = unpickled(message)
+            batch = items, alone, runner.collate(items)
+        except BaseException as error:  # noqa: BLE001 (the batch's, and the process has to live on)
+            batch = error
+        yield batch
 
 
 def _collated_beside(runner: Runner, batches: Any) -> Iterator[_Batch]:
@@ -191,19 +186,17 @@ def _load(given: Adapter | bytes, plan: Plan) -> Adapter:
 def _run(runner: Runner, batch: _Batch) -> Message:
     """Run a batch; return the reply, without outputs if the device was broken before."""
     try:
-        outputs, call = _outputs(runner, batch) if runner.broken is None else ((), None)
+        if runner.broken is not None:
+            return _pack((), runner.broken, None)
+        if isinstance(batch, BaseException):
+            raise batch  # noqa: TRY301 (answered below)
+        items, alone, collated = batch
+        outputs, call = timed_outputs(runner, items, alone=alone, collated=collated)
         return _pack(outputs, runner.broken, call)
     except BaseException as error:  # noqa: BLE001 (the process has to live on)
         broke_off = ModelError(f"the model broke off: {type(error).__name__}: {error}")
         broke_off.add_note(f"In the worker process:\n{traceback.format_exc()}")
         return dump((broke_off, runner.broken, None))
-
-
-def _outputs(runner: Runner, batch: _Batch) -> tuple[Sequence[Any], CallTime | None]:
-    if isinstance(batch, BaseException):
-        raise batch
-    items, alone, collated = batch
-    return timed_outputs(runner, items, alone=alone, collated=collated)
 
 
 def _imported(given: bytes) -> Adapter:

@@ -304,7 +304,8 @@ def _sending(app: Any, deadline: float) -> Iterator[None]:
         if isinstance(error, PartlySent):
             _revoke_unfinished(app, error.sent)
         cause = error.__cause__ if isinstance(error, PartlySent) and error.__cause__ else error
-        if not _is_unreachable(cause):
+        # Py-amqp raises OSError itself for a closed connection.
+        if not (isinstance(cause, _UNREACHABLE) or type(cause) is OSError):
             raise cause from None  # a call that could not be encoded, say
         # Redis-py's own ends a connection or a read at the deadline, or earlier by a setting.
         is_redis_s = isinstance(cause.__cause__ or cause, RedisTimeoutError)
@@ -317,11 +318,6 @@ def _sending(app: Any, deadline: float) -> Iterator[None]:
             raise
         reason = str(error) or "it has not answered in time"
         raise BrokerUnreachable(f"The broker has not accepted the calls: {reason}") from error
-
-
-def _is_unreachable(error: BaseException) -> bool:
-    """Return whether a server is away; py-amqp raises OSError itself for a closed connection."""
-    return isinstance(error, _UNREACHABLE) or type(error) is OSError
 
 
 @contextmanager
