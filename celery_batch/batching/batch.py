@@ -67,13 +67,7 @@ class LimitReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SizeLimit:
-    """
-    How large batches may be.
-
-    Args:
-        work: The most work, in the unit of `BatchPolicy.max_batch_work`.
-        why: Why no more, or why so much.
-    """
+    """The most work in a batch, in the unit of `BatchPolicy.max_batch_work`, and why."""
 
     work: float
     why: LimitReason

@@ -41,11 +41,9 @@ ALL = 1 << 31
 @dataclass(frozen=True, slots=True)
 class Wait:
     """
-    No batch yet.
+    No batch yet: ask again in so many seconds.
 
-    Args:
-        seconds: When to ask again; None if only a new request, a free slot or
-            `Batcher.drain` can change the answer.
+    None if only a new request, a free slot or `Batcher.drain` can change the answer.
     """
 
     seconds: float | None
@@ -57,13 +55,7 @@ class Done:
 
 
 class Batcher(Generic[T]):
-    """
-    The queue in front of a model.
-
-    Args:
-        policy: How large a batch may grow and how long it may wait.
-        call_cost: What a call of the model costs beside its rows.
-    """
+    """The queue in front of a model."""
 
     def __init__(self, policy: BatchPolicy, call_cost: CallCost | None = None) -> None:
         self._policy = policy
@@ -188,12 +180,6 @@ class Batcher(Generic[T]):
         The linger time begins now.  If the requests that arrived while it ran are few compared
         with it, their ``max_wait`` begins now as well, once: if they left at once, they and the
         callers of this batch would alternate in two groups for good.
-
-        Args:
-            now: Seconds on the clock of the requests' arrivals.
-            rows: Of the batch.
-            urgency: Of the batch.
-            key: Of the batch, where batches are formed by key.
         """
         self.restart_linger(now)
         waiting = self._waiting
@@ -238,12 +224,9 @@ class Batcher(Generic[T]):
 
     def take(self, now: float, unless_due: Reason, *, earns_share: bool = True) -> Batch[T]:
         """
-        Remove and return the next batch, which may grow if it waits; some request waits.
+        Remove and return the next batch; some request waits.
 
-        Args:
-            now: Seconds on the clock of the requests' arrivals.
-            unless_due: Why it leaves, if it could wait.
-            earns_share: As for `next`.
+        `unless_due` is why it leaves if it could wait; `earns_share` is as for `next`.
         """
         reason = Reason.FULL if self.is_full else self._reason(now)
         return self._take(reason or unless_due, earns_share=earns_share)

@@ -25,11 +25,9 @@ __all__ = ["CallCost", "CostLimits", "Costed", "Load"]
 @dataclass(slots=True)
 class CallCost:
     """
-    What a call of the model costs beside its rows.
+    What a call of the model costs beside its rows, in the unit of their cost; it may change.
 
-    Args:
-        value: In the unit of the rows' cost; infinity while it is not known.  It may change at
-            any time.
+    Infinity while it is not known.
     """
 
     value: float = inf
@@ -91,12 +89,7 @@ C = TypeVar("C", bound=Costed)
 
 
 class Load:
-    """
-    The rows of a batch that is being formed, and their cost.
-
-    Args:
-        limits: The largest batch.
-    """
+    """The rows of a batch that is being formed, and their cost."""
 
     def __init__(self, limits: CostLimits) -> None:
         self._limits, self._of_call = limits, limits.of_call
@@ -118,15 +111,7 @@ class Load:
         return bool(self.take_from((request,)))
 
     def take_from(self, requests: Iterable[C]) -> list[C]:
-        """
-        Add requests until one does not fit.
-
-        Args:
-            requests: In their order; if there is none yet, the first fits in any case.
-
-        Returns:
-            Those that were added.
-        """
+        """Add requests until one does not fit, and return those added; the first always fits."""
         limits, of_call, is_padded = self._limits, self._of_call, self._limits.is_padded
         most_rows, most_cost = limits.rows, limits.cost
         rows, longest, work = self.rows, self.longest, self.work

@@ -30,14 +30,7 @@ _TOLERANCE = 1e-6
 
 
 class CostQueue(Generic[T]):
-    """
-    Requests by urgency, then by length.
-
-    Args:
-        limits: The largest batch.
-        sort_window: From how many batches' worth of requests a batch is chosen.
-        call_cost: What a call costs beside its rows.
-    """
+    """Requests by urgency, then by length; see `LengthQueue`."""
 
     def __init__(
         self, limits: CostLimits, sort_window: int, call_cost: CallCost | None = None
@@ -131,9 +124,7 @@ class CostQueue(Generic[T]):
         """
         Remove and return the requests of the next batch, the most urgent first.
 
-        Args:
-            size: Most rows in one model call, which the limits have as well.
-            share: The part of the batch that overtaken requests earn.
+        Overtaken requests earn the part `share` of it.
         """
         first, *overtaken = sorted(self._queues)
         queue = self._queues[first]

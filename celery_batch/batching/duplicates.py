@@ -26,14 +26,7 @@ T = TypeVar("T")
 
 
 class Duplicates(Generic[T]):
-    """
-    A batcher whose requests may be equal.
-
-    Args:
-        queue: The batcher of those that run.
-        key: Returns the key of an item, the same for equal ones; None if it equals no other.
-        most: Most requests in a batch.
-    """
+    """A batcher whose requests may be equal: `key` returns the same value for equal items."""
 
     def __init__(
         self,

@@ -29,17 +29,7 @@ class FairShare(Generic[K]):
         return max(self._ends.get(key, 0.0), self._now)
 
     def charge(self, key: K, amount: float, weight: float = 1.0) -> float:
-        """
-        Charge a use to its user.
-
-        Args:
-            key: The user.
-            amount: How much it uses; an estimate may be corrected later.
-            weight: The weight of the user.
-
-        Returns:
-            When the use starts.
-        """
+        """Charge a use to a user, and return when it starts; an estimate may be corrected later."""
         start = self.start(key)
         self._ends[key] = start + amount / weight
         return start

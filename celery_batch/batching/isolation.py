@@ -22,9 +22,6 @@ class Bisection:
 
     Ask `next` for the part to run, and call `split` if it fails.  Parts come in the order
     of the items.
-
-    Args:
-        size: How many items the batch has.
     """
 
     def __init__(self, size: int) -> None:
@@ -38,12 +35,7 @@ class Bisection:
         return self._todo[-1].start if self._todo else 0
 
     def next(self, largest: int) -> range | None:
-        """
-        Return the indices of the items to run next; None when all have run.
-
-        Args:
-            largest: Most items that may run at once, as far as is known by now.
-        """
+        """Return the indices of the items to run next, `largest` at most; None if all have run."""
         if not self._todo:
             return None
         part = self._todo.pop()
@@ -88,9 +80,7 @@ class SafeSize:
         """
         Note that a batch of this many items, or of this cost, fitted.
 
-        Args:
-            size: Of the batch.
-            was_limited: Whether a batch of the largest size could not have taken more.
+        `was_limited` says that a batch of the largest size could not have taken more.
         """
         if self.largest is None:
             return
@@ -120,10 +110,7 @@ def is_poison(losses: int, *, was_alone: bool, max_losses: int) -> bool:
     """
     Return whether an item is the reason why its process died; if it may be, it is to run alone.
 
-    Args:
-        losses: How often that has happened to it, this time included.
-        was_alone: Whether no other item was running this time; otherwise another one
-            may be the reason, however often it happened.
-        max_losses: How often makes it fail, at least 1.
+    That has happened to it `losses` times, this time included.  If it was not alone, another item
+    may be the reason, however often it happened.
     """
     return was_alone and losses >= max_losses

@@ -74,12 +74,7 @@ _Entry = tuple[float, float, int, _Key[T]]
 
 
 class _Heap(Generic[T]):
-    """
-    Keys in an order.
-
-    Args:
-        slot: The attribute that holds a key's present entry; others are not valid any more.
-    """
+    """Keys in an order; the attribute `slot` of a key holds its only valid entry."""
 
     def __init__(self, slot: str) -> None:
         self._slot = slot
@@ -134,13 +129,7 @@ class _Level(Generic[T]):
 
 
 class KeyedBatcher(Generic[T]):
-    """
-    The queue in front of a model whose batches have one key; used as `Batcher` is.
-
-    Args:
-        policy: How large a batch may grow and how long it may wait.
-        call_cost: What a call of the model costs beside its rows.
-    """
+    """The queue in front of a model whose batches have one key; used as `Batcher` is."""
 
     def __init__(self, policy: BatchPolicy, call_cost: CallCost | None = None) -> None:
         self._policy = policy

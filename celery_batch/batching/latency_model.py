@@ -99,13 +99,7 @@ class LatencyModel:
         return left / self.b if self.b else inf
 
     def observe(self, work: float, seconds: float) -> None:
-        """
-        Learn from a call that went as calls go.
-
-        Args:
-            work: Its work, above 0.
-            seconds: How long it took.
-        """
+        """Learn from a call that went as calls go: its work, above 0, and how long it took."""
         if self.is_known and not self._is_usual(seconds / self._plausible(work, seconds)):
             return
         self.batches += 1

@@ -64,11 +64,7 @@ class TargetedQueue(Generic[T]):
     A batcher whose requests have a latency target: this chooses its policy, to keep the target.
 
     All times are on one monotonic clock; a request's ``arrived`` is when it was sent, as far as
-    that is known.
-
-    Args:
-        batcher: It gets a new policy where the target asks for one.
-        processes: Returns how many batches run at once.
+    that is known.  `processes` returns how many batches run at once.
     """
 
     def __init__(self, batcher: AnyBatcher[T], processes: Callable[[], int] = lambda: 1) -> None:

@@ -69,11 +69,7 @@ class LengthQueue(Generic[T]):
     """
     Waiting requests of one urgency.
 
-    Args:
-        limits: The largest batch.
-        sort_window: From how many batches' worth of requests a batch is chosen; 0 for first
-            come, first served.
-        call_cost: What a call costs beside its rows.
+    A batch is chosen from `sort_window` batches' worth of them; with 0, first come, first served.
     """
 
     def __init__(
@@ -395,10 +391,7 @@ def _least_padded(window: Sequence[_Entry[T]], at: int, limits: CostLimits) -> t
     """
     Return the bounds of the slice that pads least, of those that are as large as can be.
 
-    Args:
-        window: Entries by the cost of their longest row, in ascending order.
-        at: The index of an entry that must be in it.
-        limits: The largest batch.
+    The window is in ascending order of the cost of the longest rows; the slice has its entry `at`.
     """
     start, end, of_call = at, at + 1, limits.of_call
     longest, rows = window[at].cost, window[at].rows
@@ -439,11 +432,7 @@ def _cheapest_part(
     """
     Return the bounds of the slice with an entry, where entries are cut as long as that is cheaper.
 
-    Args:
-        window: Entries by the cost of their longest row, in ascending order; one batch.
-        at: The index of an entry that must be in it.
-        limits: The largest batch.
-        call_cost: What one more call costs beside its rows.
+    The window is one batch, in ascending order of the cost of the longest rows.
     """
     start, end, of_call = 0, len(window), limits.of_call
     while True:
@@ -468,13 +457,8 @@ def _most_work(
     Return the bounds of the slice whose rows cost most without padding, for the cost of its call.
 
     Where the longest row is longer, the shortest that is worth its padding is no shorter.  So
-    both bounds only rise, and each entry is looked at twice.
-
-    Args:
-        window: Entries by the cost of their longest row, in ascending order.
-        at: The index of an entry that must be in it.
-        limits: The largest batch, without fixed sizes and lengths.
-        call_cost: What a call costs beside its rows.
+    both bounds only rise, and each entry is looked at twice.  The window is in ascending order of
+    the cost of the longest rows; the limits are without fixed sizes and lengths.
     """
     most_rows, most_cost = limits.rows, limits.cost
     entry = window[at]

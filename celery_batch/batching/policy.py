@@ -180,12 +180,7 @@ class BatchPolicy:
 
 
 def require(is_valid: object, name: str, expected: str, value: object) -> None:
-    """
-    Check an option or a setting.
-
-    Raises:
-        ConfigurationError: It is not valid.
-    """
+    """Raise ConfigurationError for an option or a setting that is not valid."""
     if not is_valid:
         raise ConfigurationError(f"{name}: must be {expected}, got {value!r}")
 

@@ -114,9 +114,7 @@ class PriorityQueue(Generic[T]):
         """
         Remove and return the requests of the next batch, the most urgent first.
 
-        Args:
-            size: Most rows in one model call.
-            share: The part of the batch that overtaken requests earn.
+        It has at most `size` rows; overtaken requests earn the part `share` of it.
         """
         if len(self._queues) > 1:
             return self._take_mixed(size, share)
@@ -201,13 +199,7 @@ def _rows(requests: Iterable[Request[T]]) -> int:
 
 
 def _pack(size: int, rows: Iterable[int]) -> int:
-    """
-    Return how many requests of a queue form the next batch.
-
-    Args:
-        size: Most rows in one model call, at least 1.
-        rows: How many rows each waiting request has, at least 1, in their order.
-    """
+    """Return how many requests of a queue form the next batch of at most `size` rows."""
     waiting = iter(rows)
     first_count, first_room, misfit = _fit(size, waiting)
     if not misfit or not first_room:

@@ -149,14 +149,11 @@ class QueueLimiter:
         call: tuple[Any, Any] | None = None,
     ) -> Admission:
         """
-        Count items, or refuse them; return the context in which they are sent.
+        Count items, or raise QueueFull; return the context in which they are sent.
 
         Unless given, `items` is the number in one call with these options; `call` has its
-        arguments, by position and by name.
-
-        Raises:
-            QueueFull: There is no room for all of them.
-            BrokerUnreachable: There may be none, and the broker does not answer.
+        arguments, by position and by name.  BrokerUnreachable is raised if there may be no room and
+        the broker does not answer.
         """
         limited = self._limited_queue(task, options)
         if limited is None:

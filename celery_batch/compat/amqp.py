@@ -43,12 +43,7 @@ class FrameBuffer:
         self._transport = transport
 
     def next_frame(self) -> tuple[int, int, bytes] | None:
-        """
-        Take a frame from the buffer; None if there is no complete one.
-
-        Raises:
-            UnexpectedFrame: Py-amqp's; these bytes are none.
-        """
+        """Take a frame from the buffer; None if there is no complete one."""
         buffer = self._transport._read_buffer  # noqa: SLF001
         if len(buffer) < _BEFORE + _AFTER:
             return None
@@ -62,12 +57,7 @@ class FrameBuffer:
         return kind, channel, buffer[_BEFORE : end - _AFTER]
 
     def receive(self) -> bool:
-        """
-        Receive more, if more has arrived.
-
-        Raises:
-            OSError: The connection is lost.
-        """
+        """Receive more, if more has arrived; an OSError if the connection is lost."""
         transport = self._transport
         try:
             with transport.having_timeout(0):

@@ -139,13 +139,7 @@ class BlockingPop:
         self.deliver = partial(Transport._deliver, channel.connection)  # noqa: SLF001
 
     def replace(self, send: Callable[..., None], read: Callable[..., bool]) -> None:
-        """
-        Replace it.
-
-        Args:
-            send: Sends the other command, if the event loop's next pass may read its reply.
-            read: Reads the reply.
-        """
+        """Send another command, if the event loop's next pass may read its reply, and read that."""
         channel = self._channel
         channel._brpop_start = send  # noqa: SLF001
         channel._brpop_read = channel.handlers["BRPOP"] = read  # noqa: SLF001
@@ -373,15 +367,10 @@ def ask_nodes(
     """
     Send a remote control command, and return the replies by node.
 
-    Kombu's own `call` takes as many replies as there are nodes, with those that come too late
-    from an earlier command: then some replies are missing, and come too late for the next one.
-
-    Args:
-        mailbox: Bound to a connection.
-        nodes: Which get it; all unless given.  Once all of these have replied, there is no wait.
-        command: Its name.
-        arguments: The command's.
-        seconds: How long to wait after the last reply.
+    Once all of the given nodes have replied, there is no wait; else it ends so many seconds after
+    the last reply.  Kombu's own `call` takes as many replies as there are nodes, with those that
+    come too late from an earlier command: then some replies are missing, and come too late for the
+    next one.
     """
     replies: dict[str, Any] = {}
 

@@ -71,17 +71,11 @@ def _connection_arguments(kind: Any) -> tuple[str, ...]:
 
 def round_trip(client: Any, commands: Sequence[Sequence[Any]]) -> list[Any]:
     """
-    Run commands in one round trip.
+    Run commands in one round trip, and return the answers, errors of single commands among them.
 
-    A pipeline of redis-py takes two to four times the processor time; what instruments such
+    The words of a command are bytes or contiguous memoryviews.  The retries of the client hold.  A
+    pipeline of redis-py takes two to four times the processor time; what instruments such
     pipelines does not see these commands.
-
-    Args:
-        client: Of redis-py, whose retries hold.
-        commands: The words of each command, as bytes or contiguous memoryviews.
-
-    Returns:
-        The answers as Redis gives them; an error that one command has is among them.
     """
     if not commands:
         return []
@@ -174,12 +168,9 @@ def _refuse(silent: _Silent, connection: Any) -> None:
 
 def abort_connections(client: Any, before_refusal: Callable[[], object]) -> None:
     """
-    Abort the connections to a Redis, and refuse new ones; may be called repeatedly.
+    Abort the connections to a client's Redis, and refuse new ones of other threads than this.
 
-    Args:
-        client: Of that Redis, used by the calling thread, which may still connect.
-        before_refusal: Called before a connection is refused; may raise an error
-            of its own instead.
+    May be called repeatedly.  `before_refusal` may raise an error of its own.
     """
     global _silent  # noqa: PLW0603 (one Redis at most)
     address = _address(client.connection_pool.connection_kwargs)

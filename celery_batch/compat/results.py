@@ -59,9 +59,7 @@ def on_new_backend(app: Any, callback: Callable[[Any], object]) -> None:
     """
     Call a function with each result backend that an app makes from now on: one for each thread.
 
-    Args:
-        app: The Celery app, for which only the first function is called.
-        callback: Given the backend, before anything is done with it.
+    Only an app's first function is called, before anything is done with the backend.
     """
     if "_get_backend" in vars(app):
         return
@@ -79,9 +77,7 @@ def notify_of_ends(kind: type, notify: Callable[[str, Any, Any], object]) -> Non
     """
     Have the result backends of a class say which tasks have ended, whatever thread uses them.
 
-    Args:
-        kind: The class.
-        notify: Given a task's id, its error or None, and its result, after its end was stored.
+    `notify` gets a task's id, its error or None, and its result, after its end was stored.
     """
     if "notifies_of_ends" in vars(kind):
         return

@@ -39,11 +39,8 @@ def send_groups_with(send: Callable[[Any, Any, Any, Callable[..., Any]], Any]) -
     """
     Have all groups of this process send their tasks with another function.
 
-    They do not where Celery's method is not the one that we know.
-
-    Args:
-        send: Given the app, the tasks, a producer, and Celery's own method of tasks and a
-            producer.
+    They do not where Celery's method is not the one that we know.  The function gets the app, the
+    tasks, a producer, and Celery's own method of tasks and a producer.
     """
     own = group._apply_tasks  # noqa: SLF001
     if getattr(own, "is_ours", False) or list(inspect.signature(own).parameters)[:4] != _KNOWN:

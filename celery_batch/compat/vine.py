@@ -15,8 +15,7 @@ class BarrierCounter:
     """
     Counts the ended members of barriers for several threads; vine's own count takes no lock.
 
-    Args:
-        call_each: Calls functions one after the other, whatever one of them raises.
+    `call_each` calls functions one after the other, whatever one of them raises.
     """
 
     def __init__(self, call_each: Callable[[Iterable[Callable[[], object]]], None]) -> None:

@@ -183,9 +183,8 @@ def chunk_of(
     """
     Bind a chunk's arguments to the batch function's parameters; `rows` is not checked yet.
 
-    Raises:
-        InvalidChunk: An argument is not a list of so many rows, or a key is a list.
-        TypeError: The arguments do not fit the function's parameters.
+    InvalidChunk is raised for an argument that is no list of so many rows, or a key that is one;
+    TypeError for arguments that do not fit the function's parameters.
     """
     if not isinstance(rows, int) or isinstance(rows, bool) or not 1 <= rows <= MOST_ROWS:
         raise InvalidChunk(f"a chunk has from 1 to {MOST_ROWS:,} rows, its message says {rows!r}")

@@ -182,8 +182,7 @@ def put_back(value: Any, parts: Sequence[memoryview]) -> Any:
     """
     Return a value, whose lists and dicts are changed, with its stored parts in their places.
 
-    Raises:
-        InvalidPayload: A stored value is not what the parts are, or is there twice.
+    InvalidPayload is raised for a stored value that is not what the parts are, or is there twice.
     """
     try:
         return _put_back(value, dict(enumerate(parts)))

@@ -424,8 +424,7 @@ def array_parts(value: Any) -> tuple[str, str, list[int], Any]:
     """
     Return an array's kind, dtype and shape, and its elements' bytes, which a tensor must outlive.
 
-    Raises:
-        TypeError: Its elements are objects or structures, or it is masked, sparse or quantized.
+    A TypeError if its elements are objects or structures, or it is masked, sparse or quantized.
     """
     if isinstance(value, EncodedArray):
         return value.kind, value.dtype, [*value.shape], value.tobytes()

@@ -126,9 +126,7 @@ class Metrics:
     """
     Requests by status, and how long they took.
 
-    Args:
-        folder: Where several web processes keep their counts, so that each shows those of all.
-            None for a single process.
+    Several web processes keep their counts in a folder, so that each shows those of all.
     """
 
     def __init__(self, folder: Path | None) -> None:

@@ -47,8 +47,7 @@ class AnswerLock:
     """
     What all answers of one streamer share.
 
-    Args:
-        timeout: Most seconds to wait for an answer, unless a call says otherwise; None for ever.
+    `timeout` is for waits that name none, in seconds; None for ever.
     """
 
     def __init__(self, timeout: float | None = None) -> None:

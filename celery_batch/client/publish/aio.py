@@ -294,11 +294,7 @@ async def apply_and_wait(
     and one timer serves for both.  Not for use within a Celery task.
 
     `on_abandoned` gets the result of a call that was cancelled although it was sent, or was sent
-    too late.
-
-    Raises:
-        QueueFull: There is no room for it.
-        TimeoutError: It was not sent in time.
+    too late.  A call that was not sent in time is a TimeoutError.
     """
     await Publisher.of(task.app).limiter().await_depth(task, options)
     left = deadline - time.monotonic()

@@ -210,11 +210,9 @@ def _admit_members(app: Any, tasks: Iterable[Any]) -> tuple[Iterable[Any], ExitS
     """
     Admit a group's members that are sent now, or refuse all of them.
 
-    A generator is read until its members have no room or all are known.  One whose first
-    members have no limit is not read ahead any further: the others are admitted one by one.
-
-    Returns:
-        The same tasks, and the context in which they are sent if any were counted.
+    Return the same tasks, and the context in which they are sent if any were counted.  A generator
+    is read until its members have no room or all are known.  One whose first members have no limit
+    is not read ahead any further: the others are admitted one by one.
     """
     limiter = Publisher.of(app).limiter()
     limits = {

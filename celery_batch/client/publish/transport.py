@@ -235,14 +235,11 @@ def _read_events(connection: Any) -> None:
 
 def _await_receipt(channel: Any, timeout: float) -> None:
     """
-    Return when the broker has read all that was written on a channel.
+    Return when the broker has read all that was written on a channel, or raise TimeoutError.
 
     Many messages may still be on their way, and are lost if this process ends and cuts the
     connection.  The broker reads a channel in order, and answers here that there is no limit
     to the unacknowledged messages of this one, which has no consumer.
-
-    Raises:
-        TimeoutError: It has not.
     """
     answered = expect_method(channel, spec.Basic.QosOk)
     channel.send_method(spec.Basic.Qos, "lBb", (0, 0, False))

@@ -45,8 +45,7 @@ class _Frames:
         """
         Handle all frames that have arrived, if an event loop calls; else the next method only.
 
-        Raises:
-            TimeoutError: All have been handled.
+        A TimeoutError says that all have been handled.
         """
         if timeout != 0 or self._is_reading:  # a call waits for its reply, perhaps from a handler
             self._drain_one(timeout=timeout)

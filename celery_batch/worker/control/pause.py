@@ -48,8 +48,7 @@ class PauseControl:
         """
         Stop taking messages of some tasks, and give back waiting requests.
 
-        Raises:
-            ConfigurationError: Their messages cannot be kept apart from others'.
+        ConfigurationError is raised if their messages cannot be kept apart from others'.
         """
         paused = {task_queue.task.name for task_queue in [*task_queues, *self._paused()]}
         queues = self._queues_of(task_queues) & set(self._consumed())
@@ -74,8 +73,7 @@ class PauseControl:
         """
         Take messages of some tasks again.
 
-        Raises:
-            ConfigurationError: The worker is drained, or a queue has other paused tasks.
+        ConfigurationError is raised if the worker is drained, or a queue has other paused tasks.
         """
         if self.is_drained:
             raise ConfigurationError(

@@ -76,14 +76,9 @@ class RuntimeConfig:
 
     def configure(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """
-        Change when a task's batches leave, from the next one on.
+        Change when a task's batches leave, from the next one on; `DEFAULT` is the task's own value.
 
-        Args:
-            name: The task's name.
-            values: By option; `DEFAULT` for the task's own.  Without values nothing changes.
-
-        Returns:
-            The present values, and the task's own where they differ.
+        Return the present values, and the task's own where they differ.
         """
         task_queue = self._task_queue(name)
         task, own = task_queue.task, _numbers(task_queue.task)

@@ -157,9 +157,8 @@ class BatchJob:
         """
         Submit the batch without the requests that were revoked, expired or went elsewhere.
 
-        Raises:
-            TaskRevokedError: Nothing is left to run; the worker then frees the
-                process that it had reserved.
+        Where nothing is left to run it raises TaskRevokedError: the worker then frees the process
+        that it had reserved.
         """
         if self._ended:
             raise TaskRevokedError(self.id)
@@ -272,8 +271,7 @@ class BatchJob:
         """
         Put a request that was delivered again in the place of the one whose connection is lost.
 
-        Returns:
-            Whether it is in this job now; not if the job has ended.
+        Return whether it is in this job now; not if the job has ended.
         """
         with self._lock:
             keys = [request.key for request in self.requests]

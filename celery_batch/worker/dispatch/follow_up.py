@@ -101,11 +101,10 @@ class HandlerCall:
 
     def call(self) -> bool:
         """
-        Call the handler, and log what it raises.
+        Call the handler, log what it raises, and return whether the request has ended.
 
-        Returns:
-            Whether the request has ended.  If its result cannot be stored now, it
-            has not, and must run again, so that its caller gets an answer.
+        If its result cannot be stored now, it has not, and must run again, so that its caller gets
+        an answer.
         """
         if self.request.is_done:  # revoked while it ran: its end has been announced
             return True
@@ -200,12 +199,7 @@ def after_failure(
     """
     Return what follows when the pool reports an error instead of an answer.
 
-    Args:
-        task: The batch task.
-        requests: The batch's requests.
-        einfo: The pool's error: the process died, or took too long, or could not answer.
-        began: When the process accepted the batch, on the monotonic clock; None if none did.
-        was_alone: Nothing but one request was in the process.
+    The batch `began` when the process accepted it, on the monotonic clock; None if none did.
     """
     error = _unwrap(einfo)
     if not isinstance(error, Exception):  # an exit, a cancellation, a panic: Celery stores no such

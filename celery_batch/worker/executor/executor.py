@@ -95,16 +95,10 @@ def run_batch(
     limit: SoftLimit | None = None,
 ) -> BatchEnd | ExceptionInfo:
     """
-    Run one batch in this process, from beginning to end.
+    Run one batch in this process, and return the outcome of each request, or what prevented it.
 
-    Args:
-        task_name: The batch task.
-        payload: The batch's requests, oldest first.
-        soft_limit: Seconds; the pool sends a signal when they are over.
-        limit: Handles that signal; if None, this function does.
-
-    Returns:
-        The outcome of each request, or the error that prevented it.
+    The pool sends a signal when `soft_limit` seconds are over, which `limit` handles; if that is
+    None, this function does.
     """
     with limit or SoftLimit() as batch_limit:
         task = app_or_default().tasks.get(task_name)

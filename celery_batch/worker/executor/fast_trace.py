@@ -84,15 +84,7 @@ def can_trace_fast(task: Any) -> bool:
 
 
 class FastTrace:
-    """
-    Reads the requests of one batch that take the fast path, and stores their results.
-
-    Args:
-        task: A task for which `can_trace_fast` is true.
-        writer: Collects their results.
-        accept: Content types that may be decoded.
-        shows_results: Whether the repr of each result is logged or sent in an event.
-    """
+    """Reads the requests of one batch that take the fast path, and stores their results."""
 
     def __init__(
         self, task: Any, writer: BulkResultWriter, accept: Any, *, shows_results: bool

@@ -174,9 +174,7 @@ def load_models(app: Any, tasks: Iterable[str], *, index: int = 0, processes: in
     """
     Pin this process to its device, load the models of these tasks, and return the device.
 
-    Raises:
-        LoadFailed: A model could not be loaded or warmed up.
-        ConfigurationError: The device is not available.
+    LoadFailed is raised for a model, ConfigurationError for a device that is not available.
     """
     if processes > 1:
         # As many math threads as cores in each process would compete.

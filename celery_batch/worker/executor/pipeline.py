@@ -134,9 +134,8 @@ class JobReader:
         """
         Read a job on a worker thread; called by one at a time.
 
-        Returns:
-            The job.  None if there is none, and all have finished: the main thread reads
-            from now on, and has to be woken.
+        None if there is none, and all have finished: the main thread reads from now on, and has to
+        be woken.
         """
         self._await_turn()
         job, self._first = self._first, None
@@ -248,12 +247,8 @@ class OverlappedBatch:
         """
         Run the model as soon as the batch is ready for it.
 
-        Args:
-            last: The batch before.  Its worker thread is released after this one was found
-                ready: it would compete for the interpreter while the device is idle.
-
-        Raises:
-            BaseException: Whatever ends a process, from the model.
+        The worker thread of the batch before is released after this one was found ready: it would
+        compete for the interpreter while the device is idle.
         """
         self._accepted.set()
         try:

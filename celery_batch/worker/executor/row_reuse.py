@@ -20,12 +20,9 @@ _KNOWN = -1
 
 class ReusedRows:
     """
-    The rows of one batch, and what is known of them.
+    The rows of one batch, by their digests, and what the cache has for them.
 
-    Args:
-        digests: Of each row; None for one that equals no other.
-        found: What the cache has for them.
-        counts_cache: Whether there is a cache.
+    The digest is None for a row that equals no other.
     """
 
     def __init__(
@@ -92,11 +89,9 @@ class ReusedRows:
 
 class RowReuse:
     """
-    Recognises rows of one task.
+    Recognises rows of one task by their digests.
 
-    Args:
-        digest: Computes the digests of its rows.
-        cache: Keeps its answers; None if equal rows of one batch are to run once, and no more.
+    Without a cache, equal rows of one batch run once, and no more.
     """
 
     def __init__(self, digest: RowDigest, cache: AnswerCache | None) -> None:
@@ -122,10 +117,8 @@ def reuse_of(task: Any, options: tuple[bool, float | None] | None = None) -> Row
     """
     Return what recognises rows of a task in this process; None if it reuses no answers.
 
-    Args:
-        task: The batch task.
-        options: Whether equal requests share a row, and for how many seconds answers are kept,
-            where an operator has changed that; None for the task's own options.
+    An operator may have changed the `options`: whether equal requests share a row, and for how many
+    seconds answers are kept.
     """
     own = _own_reuse(task)
     if own is None or options is None:

@@ -57,12 +57,7 @@ class SoftLimit:
 
     @contextmanager
     def in_model(self) -> Iterator[None]:
-        """
-        Let the limit interrupt this block.
-
-        Raises:
-            SoftTimeLimitExceeded: The limit has expired, here or before.
-        """
+        """Let the limit interrupt this block, at once if it has expired before."""
         self._in_model = True
         try:
             if self._has_expired:

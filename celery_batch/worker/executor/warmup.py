@@ -76,12 +76,7 @@ class WarmUp:
         return Path(self._folder.name)
 
     def wait(self, pool: Any) -> None:
-        """
-        Return when every process of the pool is warm.
-
-        Raises:
-            LoadFailed: A process could not load, died while loading, or took too long.
-        """
+        """Return when every process of the pool is warm; raise LoadFailed if one cannot be."""
         deadline = time.monotonic() + self._timeout
         processes = pool_processes(pool)
         while not {process.pid for process in processes} <= self._warm:

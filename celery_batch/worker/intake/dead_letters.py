@@ -48,12 +48,9 @@ class DeadLetters:
 
     def write(self, request: Any, error: Exception, then: Callable[[], object]) -> None:
         """
-        Write a copy of a request's message.
+        Write a copy of a request's message, whose body is sent as it came, never decoded.
 
-        Args:
-            request: Celery's request; its body is sent as it came, never decoded.
-            error: The error of its caller.
-            then: Called on the event loop when it is written, or cannot be.
+        `then` is called on the event loop when it is written, or cannot be.
         """
         headers = {k: v for k, v in request.request_dict.items() if k not in _NOT_HEADERS}
         self._submit(
@@ -70,13 +67,9 @@ class DeadLetters:
         self, content: bytes, reason: str, then: Callable[[], object], **headers: Any
     ) -> None:
         """
-        Write a refused message, byte for byte.
+        Write a refused message byte for byte, or only its body if it could be read.
 
-        Args:
-            content: The whole message if it could not be read, else its body.
-            reason: Why it was refused.
-            then: Called on the event loop when it is written, or cannot be.
-            headers: Further message headers.
+        `then` is called on the event loop when it is written, or cannot be.
         """
         self._submit(
             content,

@@ -76,10 +76,7 @@ def check_envelope(envelope: Any, codecs: Mapping[str, Any], *, small: bool = Fa
     """
     Check the envelope in which brokers without a protocol of their own carry a message.
 
-    Args:
-        envelope: As decoded.
-        codecs: What the channel can decode bodies with.
-        small: It is known to be small, so that nothing needs to be counted.
+    One that is known to be small needs no counting.  `codecs` can decode bodies.
     """
     if not isinstance(envelope, dict):
         raise Malformed(f"it is a {type(envelope).__name__}, not an object")
@@ -118,9 +115,7 @@ def check_headers(fields: Mapping[str, Any], properties: Mapping[str, Any]) -> N
     """
     Check what Celery reads of a batch task's message besides its body.
 
-    Args:
-        fields: The headers, and for Celery's older protocol the body's fields.
-        properties: Of the message.
+    In Celery's older protocol the fields of the body are among the headers.
     """
     for name in ("id", "task"):
         if not is_name(fields.get(name)):
@@ -142,9 +137,7 @@ def check_payload(payload: Any, *, is_current: bool = True) -> None:
     """
     Check a decoded body: arguments, keyword arguments, what is embedded beside them.
 
-    Args:
-        payload: The body.
-        is_current: Whether the message's headers name the task, as in Celery's current protocol.
+    `is_current` says that the headers name the task, as in Celery's current protocol.
     """
     # Celery reads an object as arguments in its older protocol, or where it says "args".
     if isinstance(payload, dict) and ("args" in payload or not is_current):
@@ -213,13 +206,7 @@ def _short(value: Any) -> str:
 
 
 def is_flat(table: dict[Any, Any], known: Any = None) -> bool:
-    """
-    Return whether a table has few and short values, and no nested ones.
-
-    Args:
-        table: As decoded.
-        known: A value in it that has been checked already.
-    """
+    """Return whether a table has few and short values, and no nested ones but a known one."""
     if len(table) > _FEW_VALUES:
         return False
     size = 0

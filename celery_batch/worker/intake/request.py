@@ -208,15 +208,9 @@ class BatchRequest(Request):  # type: ignore[misc]
         """
         Compute its cost and its key, unless they are known.
 
-        One without a cost counts as nothing, one without a key shares no batch: both fail where
-        the model would run.  No row counts for more than a whole batch, whatever it costs; one
-        whose cost needs what is stored beside its message counts for as much.
-
-        Args:
-            policy: The task's; says whether rows are padded, and what a body costs that is too
-                large to be decoded here.
-            item_cost: The task's; None if its items have no cost.
-            item_key: The task's; None if its items have no keys.
+        One without a cost counts as nothing, one without a key shares no batch: both fail where the
+        model would run.  No row counts for more than a whole batch, whatever it costs; one whose
+        cost needs what is stored beside its message counts for as much.
         """
         is_usual = not (
             self.is_undecoded

@@ -145,15 +145,7 @@ class FastPath:
         return self._usual(*args, **kwargs)
 
     def admit(self, message: Any) -> bool:
-        """
-        Handle a message that uses no rare feature.
-
-        Args:
-            message: Checked, decoded unless its body is large, and of Celery's current protocol.
-
-        Returns:
-            Whether it was handled; if not, nothing has been done.
-        """
+        """Handle a checked message; return False, with nothing done, if it uses a rare feature."""
         if self._is_rare(message):
             return False
         try:

@@ -259,10 +259,8 @@ class MessageValidator:
         """
         Return a message from a Redis list decoded, or None if it is refused.
 
-        Args:
-            raw: As it lay in the list.
-            then: If it is refused, called on the event loop when its dead letter is written.
-            decoded: What `decode_many` returned for it.
+        `decoded` is what `decode_many` returned for it.  If it is refused, `then` is called on the
+        event loop when its dead letter is written.
         """
         if self._limits_all and self._limit is not None and len(raw) > self._limit:
             fields = fields_at_end(raw)
@@ -310,8 +308,7 @@ class MessageValidator:
         """
         Raise what is wrong with a message, except for what Celery itself reports.
 
-        Returns:
-            The fast path of its task, if there is one.
+        Return the fast path of its task, if there is one.
         """
         if self._limits_all:
             self._check_length(message)
@@ -409,14 +406,7 @@ class MessageValidator:
     def _store_refusal(
         self, fields: dict[str, Any], error: Exception, then: Callable[[], object]
     ) -> None:
-        """
-        Store a failure for the caller, if the message names a task of ours and a result.
-
-        Args:
-            fields: Of the message.
-            error: What is wrong with it.
-            then: Called on the event loop, after the failure is stored.
-        """
+        """Store a failure for the caller, if the message names a task of ours and a result."""
         task = self._task(fields)
         try:
             if task is not None:

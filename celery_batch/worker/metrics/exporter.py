@@ -61,12 +61,7 @@ def address_of(app: Any, environ: Mapping[str, str] = os.environ) -> MetricsAddr
     """
     Return the address at which a worker serves its metrics; None if it does not.
 
-    Args:
-        app: The Celery app, with the setting ``batch_metrics``.
-        environ: May override the setting with ``CELERY_BATCH_METRICS``.
-
-    Raises:
-        ConfigurationError: The address is invalid.
+    ``CELERY_BATCH_METRICS`` overrides the setting ``batch_metrics``.
     """
     name = VARIABLE
     given: Any = environ.get(VARIABLE)

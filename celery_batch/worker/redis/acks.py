@@ -101,13 +101,9 @@ class RedisAcks(CollectedAcks):
 
     def give_back(self, task_requests: Sequence[Any]) -> None:
         """
-        Put the messages of requests back to the front of their queues, in their order.
+        Put the messages of requests, none of which has run, back to the front of their queues.
 
-        Args:
-            task_requests: Celery's requests, none of which has run; oldest first.
-
-        Raises:
-            RedisError: Redis cannot be reached, or refuses; the requests are unchanged.
+        The requests are unchanged if it raises a RedisError.
         """
         tags = [request.message.delivery_tag for request in task_requests]
         flags = dict.fromkeys(reversed(tags), "0")  # the last one that is put back is the first

@@ -121,9 +121,7 @@ class AnswerCache:
         """
         Store answers; one that cannot be encoded exactly, or is too large, is left out.
 
-        Args:
-            epoch: Of the lookup that did not find them.
-            answers: With the digests of their rows.
+        The epoch is that of the lookup that did not find them.
         """
         if not epoch or time.monotonic() < self._paused_until:
             return

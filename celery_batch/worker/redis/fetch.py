@@ -115,10 +115,7 @@ class QueueLists:
         """
         Return how many messages of each list can be used now, by the tasks seen in its queue.
 
-        Args:
-            queue: Its name.
-            steps: A smaller one is more urgent; requests that it overtakes do not limit it.
-            credit: What is left of the prefetch.
+        A smaller step is more urgent; requests that it overtakes do not limit it.
         """
         tasks, usable = self.tasks.get(queue), []
         limits = self._limits.left(tasks, steps, self.ahead.get(queue, 0))

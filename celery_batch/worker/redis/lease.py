@@ -58,11 +58,8 @@ class Lease:
     """
     One connection's lease on its messages.
 
-    Args:
-        channel: Kombu's Redis channel.
-        node: The worker's name in Celery.
-        seconds: How long messages stay this worker's without a renewal.
-        on_doubt: Called on the lease's thread when other workers may have taken our messages.
+    They stay this worker's for so many seconds without a renewal.  `on_doubt` is called on the
+    lease's thread when other workers may have taken them.
     """
 
     def __init__(

@@ -25,13 +25,8 @@ class Keys:
     """
     The Redis keys in which the messages of one owner are recorded.
 
-    An owner is one connection of a worker, so that what a lost connection still does in
-    Redis is not taken for the new one's.  ``scripts.py`` describes the keys.
-
-    Args:
-        unacked: Kombu's hash of unacknowledged messages, key prefix included.
-        index: Kombu's index of their times.
-        owner: The id of the owner.
+    An owner is one connection of a worker, so that what a lost connection still does in Redis is
+    not taken for the new one's.  ``scripts.py`` describes the keys.
     """
 
     def __init__(self, unacked: str, index: str, owner: str) -> None:

@@ -276,13 +276,9 @@ class BulkResultWriter:
 
 def _reply_channel(task_id: str, state: str, request: Any) -> str:
     """
-    Return the channel on which a client is notified of this state; empty for none.
+    Return the channel on which a client is notified of a start or an end; empty for none.
 
-    Args:
-        task_id: The task's.
-        state: Clients are notified of starts and ends only.
-        request: Celery's context of the task, or None where the worker knows only the
-            id, as by remote control.
+    The request is None where the worker knows only the id, as by remote control.
     """
     if state not in _NOTIFIED:
         return ""

@@ -85,13 +85,9 @@ class RedisStore:
 
     def write(self, entries: Iterable[Entry]) -> None:
         """
-        Store results and notify their clients; idempotent.
+        Store results, one for each key, and notify their clients; idempotent.
 
-        Args:
-            entries: At most one for each key.
-
-        Raises:
-            redis.RedisError: Some are not stored.
+        A RedisError says that some are not stored.
         """
         for piece in _pieces(entries):
             self._write_piece(piece)

@@ -164,12 +164,7 @@ class Completion:
         self._hub.call_soon(self._begin, first)
 
     def close(self, *, restarting: bool) -> None:
-        """
-        Notify all requests that are left.
-
-        Args:
-            restarting: The connection is lost, so that none can be acknowledged.
-        """
+        """Notify all requests that are left; none can be acknowledged if the connection is lost."""
         if restarting:
             calling = [each.request for each in self._handler_calls]
             late = [request for request, _ in self._late]

@@ -68,9 +68,7 @@ def warn_about_limits(worker: Any, per_process: int) -> None:
     """
     Log which settings of the user would keep batches below their size.
 
-    Args:
-        worker: Celery's worker, its prefetch multiplier as the user set it.
-        per_process: How many messages one pool process can use.
+    One pool process can use `per_process` messages.
     """
     limit, wanted = worker.app.conf.get("worker_eta_task_limit"), per_process * worker.concurrency
     if limit is not None and limit < wanted:

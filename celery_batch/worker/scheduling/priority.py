@@ -110,10 +110,7 @@ class TaskPriority:
         """
         Update the shares for a batch that leaves.
 
-        Args:
-            task_queue: The queue that it leaves.
-            job: The batch; if it leaves as its task's share, no waiting request overtakes it.
-            task_queues: All task queues.
+        If it leaves as its task's share, no waiting request overtakes it.
         """
         seconds = (task_queue.usual_seconds or _FIRST_ESTIMATE) * job.batches
         charged = self._charged[job] = seconds, task_queue.policy.device_share

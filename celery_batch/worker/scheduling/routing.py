@@ -27,9 +27,8 @@ def routed_queues(app: Any, *, with_own: bool = False) -> set[str]:
     """
     Return the queues that an app's tasks are routed to, batch tasks and others.
 
-    Args:
-        app: The Celery app.
-        with_own: Whether Celery's own count, such as ``celery.chord_unlock``, which few apps send.
+    `with_own` says whether Celery's own count, such as ``celery.chord_unlock``, which few apps
+    send.
     """
     found = set()
     for name, task in app.tasks.items():

@@ -310,9 +310,8 @@ class Scheduler:
         """
         Let no more batches leave, and return their requests to the broker.
 
-        Args:
-            restarting: The connection is lost and another will follow; else the
-                worker is shutting down and its running batches finish.
+        `restarting` says that the connection is lost and another will follow; else the worker is
+        shutting down, and its running batches finish.
         """
         self.is_open = False
         self._timer.cancel()

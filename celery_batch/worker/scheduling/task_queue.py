@@ -281,9 +281,7 @@ class TaskQueue:
         """
         Restart the linger time after a batch of several, whose clients may call again.
 
-        Args:
-            job: The batch.
-            may_be_unread: Requests may have come while it ran that have not been read.
+        `may_be_unread` says that requests may have come while it ran that were not read.
         """
         with self._lock:
             if len(job) > 1:
@@ -354,14 +352,7 @@ class TaskQueue:
             return len(self._batcher) - self._batcher.before(urgency)[0]
 
     def next_batch(self, *, full_only: bool, earns_share: bool) -> Batch[Any] | Wait:
-        """
-        Remove and return the batch for a slot, or how long to wait for it.
-
-        Args:
-            full_only: The slot is behind a running batch, so only a batch that cannot grow may
-                leave.
-            earns_share: Whether the requests that this batch overtakes earn their share of it.
-        """
+        """Remove and return the next batch, or how long to wait for it; see `Batcher.next`."""
         with self._lock:
             now = time.monotonic()
             decision = self._queue.next(now, full_only=full_only, earns_share=earns_share)
@@ -497,9 +488,7 @@ class _ArrivalRecorder:
         """
         Return the arrivals from a number on, and the next number; forget those before.
 
-        Args:
-            number: The first arrival that the reader does not have.
-            seconds: For how long, from now on, arrivals are recorded.
+        Arrivals are recorded for so many seconds from now on.
         """
         self._until = time.monotonic() + seconds
         while self._arrivals and self._next - len(self._arrivals) < number:

@@ -17,14 +17,10 @@ logger = logging.getLogger(__name__)
 
 class BatchTimer:
     """
-    A timer with at most one callback ahead.
+    A timer with at most one callback ahead, which gets the seconds by which the call is late.
 
-    Transports without an event loop get a thread for each callback: Celery's own timer thread
-    may sleep a second past the time, far too long for a linger of two milliseconds.
-
-    Args:
-        hub: Celery's event loop, or None where the transport has none.
-        callback: Called with the seconds by which the call is late.
+    Transports without an event loop get a thread for each callback: Celery's own timer thread may
+    sleep a second past the time, far too long for a linger of two milliseconds.
     """
 
     def __init__(self, hub: Any, callback: Callable[[float], None]) -> None:
