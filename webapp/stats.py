@@ -63,9 +63,9 @@ def _described(picture: ClusterState) -> Stats:
     names = {task.name for task in tasks.TASKS}
     found = [each for each in picture.tasks() if each.name in names]
     workers = [each for each in picture.workers() if each.state != "silent"]
-    depths = {each.queue: each.depth or 0 for each in found}
-    rows = sum(each.rate or 0.0 for each in found)
-    batches = sum(each.batches or 0.0 for each in found)
+    depths = {each.queue: each.messages or 0 for each in found}
+    rows = sum(each.rows_per_second or 0.0 for each in found)
+    batches = sum(each.batches_per_second or 0.0 for each in found)
     return Stats(
         task=tasks.TASK.name,
         naive_task=tasks.NAIVE_TASK and tasks.NAIVE_TASK.name,

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,7 +17,7 @@ from celery.bin.base import CeleryCommand
 
 from celery_batch.cli.errors import INTERRUPTED, errors_in_one_line
 from celery_batch.cluster.control_client import ControlClient, url_of
-from celery_batch.cluster.state import ClusterState, TaskView, WorkerView
+from celery_batch.cluster.state import ClusterState
 from celery_batch.worker.scheduling.routing import batch_tasks, queue_of
 
 __all__ = ["top"]
@@ -115,46 +116,8 @@ def _as_data(observer: _Observer) -> dict[str, Any]:
         "broker": observer.broker,
         "error": state.error,
         "seconds": state.seconds,
-        "tasks": [_task_data(task) for task in state.tasks()],
-        "workers": [_worker_data(worker) for worker in state.workers()],
-    }
-
-
-def _task_data(task: TaskView) -> dict[str, Any]:
-    median, slow = task.wait
-    return {
-        "name": task.name,
-        "queue": task.queue,
-        "workers": task.workers,
-        "halted": task.halted,
-        "max_batch_size": task.max_batch_size if task.workers else None,
-        "max_batch_cost": task.max_batch_cost,
-        "messages": task.depth,
-        "waiting": task.waiting,
-        "oldest": task.oldest if task.waiting else None,
-        "running": task.running,
-        "rows_per_second": task.rate,
-        "batches_per_second": task.batches,
-        "batch_size": task.size,
-        "batch_sizes": {str(size): count for size, count in sorted(task.sizes.items())},
-        "model_seconds": task.model,
-        "wait_p50": median,
-        "wait_p95": slow,
-        "padding": task.padding,
-    }
-
-
-def _worker_data(worker: WorkerView) -> dict[str, Any]:
-    return {
-        "name": worker.name,
-        "state": worker.state,
-        "processes": worker.processes,
-        "devices": [*worker.devices],
-        "tasks": worker.tasks,
-        "waiting": worker.waiting,
-        "running": worker.running,
-        "rows_per_second": worker.rate,
-        "busy": worker.busy,
+        "tasks": [asdict(task) for task in state.tasks()],
+        "workers": [asdict(worker) for worker in state.workers()],
     }
 
 

@@ -60,7 +60,7 @@ def _head(cluster_state: ClusterState, broker: str, clock: str) -> Table:
 
 
 def _queues(tasks: list[TaskView]) -> Text:
-    depths = {task.queue: task.depth for task in tasks if task.queue}
+    depths = {task.queue: task.messages for task in tasks if task.queue}
     counts = (f"{queue} {_cell(depth)}" for queue, depth in sorted(depths.items()))
     return Text(f"messages in the broker: {', '.join(counts) or _NOTHING}")
 
@@ -70,7 +70,7 @@ def _size(task: TaskView) -> str:
         return _NOTHING
     cost = task.max_batch_cost
     limit = task.max_batch_size if cost is None else f"cost {cost:,g}"
-    return f"{_cell(task.size, ',.1f')} of {limit}"
+    return f"{_cell(task.batch_size, ',.1f')} of {limit}"
 
 
 def _name(task: TaskView) -> Text:
@@ -91,14 +91,14 @@ _TASK_COLUMNS = (
     _Column("task", _name, 0, is_word=True),
     _Column("workers", lambda task: _cell(task.workers), 7),
     _Column("waiting", lambda task: _cell(task.waiting if task.workers else None), 3),
-    _Column("oldest", lambda task: _seconds(task.oldest if task.waiting else None), 6),
+    _Column("oldest", lambda task: _seconds(task.oldest), 6),
     _Column("running", lambda task: _cell(task.running if task.workers else None), 10),
-    _Column("rows/s", lambda task: _cell(task.rate, ",.0f"), 1),
-    _Column("batches/s", lambda task: _cell(task.batches, ",.1f"), 8),
+    _Column("rows/s", lambda task: _cell(task.rows_per_second, ",.0f"), 1),
+    _Column("batches/s", lambda task: _cell(task.batches_per_second, ",.1f"), 8),
     _Column("size", _size, 2),
-    _Column("model", lambda task: _seconds(task.model), 4),
-    _Column("wait p50", lambda task: _seconds(task.wait[0]), 9),
-    _Column("wait p95", lambda task: _seconds(task.wait[1]), 5),
+    _Column("model", lambda task: _seconds(task.model_seconds), 4),
+    _Column("wait p50", lambda task: _seconds(task.wait_p50), 9),
+    _Column("wait p95", lambda task: _seconds(task.wait_p95), 5),
 )
 
 #: Shown if any task has padding that is counted.
@@ -111,7 +111,7 @@ _WORKER_COLUMNS = (
     _Column("tasks", lambda worker: _cell(worker.tasks), 6),
     _Column("waiting", lambda worker: _cell(worker.waiting), 4),
     _Column("running", lambda worker: _cell(worker.running), 5),
-    _Column("rows/s", lambda worker: _cell(worker.rate, ",.0f"), 2),
+    _Column("rows/s", lambda worker: _cell(worker.rows_per_second, ",.0f"), 2),
     _Column("busy", lambda worker: _cell(worker.busy, ".0%"), 3),
     _Column("devices", lambda worker: ", ".join(worker.devices) or _NOTHING, 8, is_word=True),
 )
@@ -133,13 +133,14 @@ def _table(columns: Iterable[_Column], items: Sequence[Any], width: int) -> Tabl
 
 def _histograms(tasks: list[TaskView], seconds: float) -> Iterator[RenderableType]:
     drawn = sorted(
-        (task for task in tasks if task.sizes), key=lambda task: -sum(task.sizes.values())
+        (task for task in tasks if task.batch_sizes),
+        key=lambda task: -sum(task.batch_sizes.values()),
     )
     for task in drawn[:_DRAWN]:
-        count = sum(task.sizes.values())
+        count = sum(task.batch_sizes.values())
         title = f"sizes of {task.name}: {count:,} batches in {seconds:.0f} s"
         yield Rule(Text(title, "dim"), align="left", style="dim", characters="─")
-        yield _bars(task.sizes, 1 if task.max_batch_cost else task.max_batch_size)
+        yield _bars(task.batch_sizes, 1 if task.max_batch_cost else task.max_batch_size or 1)
 
 
 def _bars(sizes: Mapping[int, int], largest: int) -> Table:

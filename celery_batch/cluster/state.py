@@ -118,7 +118,7 @@ class WorkerView:
     tasks: int = 0  # how many batch tasks it serves
     waiting: int = 0  # requests that wait in it
     running: int = 0  # batches that run in it, or lie ready
-    rate: float | None = None  # rows a second
+    rows_per_second: float | None = None
     busy: float | None = None  # the share of the time in which its devices ran a model, 0 to 1
     devices: tuple[str, ...] = ()  # the devices of its models, as far as known
 
@@ -130,22 +130,22 @@ class TaskView:
     name: str
     queue: str = ""  # the broker queue of its messages
     workers: int = 0  # how many workers serve it
-    max_batch_size: int = 0  # the largest of all workers
+    max_batch_size: int | None = None  # the largest of all workers
     max_batch_cost: float | None = None  # the same in cost; None where cost is not limited
+    messages: int | None = None  # in the broker; None where that is not known
+    waiting: int = 0  # requests that wait in workers
+    oldest: float | None = None  # seconds for which the oldest of these has waited in a worker
+    running: int = 0  # batches that run, or lie ready
+    rows_per_second: float | None = None
+    batches_per_second: float | None = None
+    batch_size: float | None = None  # mean rows of a batch
+    #: Batches, by the upper bound of their size.
+    batch_sizes: Mapping[int, int] = field(default_factory=dict)
+    model_seconds: float | None = None  # mean seconds of a batch in the model
+    wait_p50: float | None = None  # the 50th percentile of the requests' wait, in seconds
+    wait_p95: float | None = None
     #: The share of what was computed that was padding, where that is counted.
     padding: float | None = None
-    depth: int | None = None  # messages in the broker; None where that is not known
-    waiting: int = 0  # requests that wait in workers
-    oldest: float = 0.0  # seconds for which the oldest of these has waited in a worker
-    running: int = 0  # batches that run, or lie ready
-    rate: float | None = None  # rows a second
-    batches: float | None = None  # batches a second
-    size: float | None = None  # mean rows of a batch
-    model: float | None = None  # mean seconds of a batch in the model
-    #: The 50th and the 95th percentile of the requests' wait, in seconds.
-    wait: tuple[float | None, float | None] = (None, None)
-    #: Batches, by the upper bound of their size.
-    sizes: Mapping[int, int] = field(default_factory=dict)
     #: ``paused``, ``drained`` or both where some worker does not run it; else empty.
     halted: str = ""
 
@@ -190,7 +190,6 @@ class ClusterState:
         last, reports = self._last[name], self._reports(name)
         running = sum(report.get("running", 0) for report in reports.values())
         answer, spans = last.answers[name], self._spans(name)
-        rates = [growth.rows / seconds for _, growth, seconds in spans]
         state = "busy" if running else "ready"
         return WorkerView(
             name=name,
@@ -199,7 +198,7 @@ class ClusterState:
             tasks=len(reports),
             waiting=sum(report.get("waiting", 0) for report in reports.values()),
             running=running,
-            rate=sum(rates) if rates else None,
+            rows_per_second=_rate([(growth.rows, seconds) for _, growth, seconds in spans]),
             busy=self._busy(name),
             devices=tuple(answer.get("devices") or ()),
         )
@@ -211,28 +210,28 @@ class ClusterState:
         for _, growth, _ in spans:
             total.add(growth)
         queue, waits = self._queues.get(task, ""), Histogram.of(total.waits)
+        waiting = sum(each.get("waiting", 0) for each in reports)
         return TaskView(
             name=task,
             queue=queue,
             workers=len(reports),
-            max_batch_size=max((each.get("max_batch_size", 0) for each in reports), default=0),
+            max_batch_size=max((each.get("max_batch_size", 0) for each in reports), default=None),
             max_batch_cost=max(
                 (each["max_batch_cost"] for each in reports if "max_batch_cost" in each),
                 default=None,
             ),
-            padding=total.padding / total.computed if total.computed else None,
-            depth=self._snapshots[-1].depths.get(queue) if self._snapshots else None,
-            waiting=sum(each.get("waiting", 0) for each in reports),
-            oldest=max((each.get("oldest_age", 0.0) for each in reports), default=0.0),
+            messages=self._snapshots[-1].depths.get(queue) if self._snapshots else None,
+            waiting=waiting,
+            oldest=max(each.get("oldest_age", 0.0) for each in reports) if waiting else None,
             running=sum(each.get("running", 0) for each in reports),
-            rate=sum(growth.rows / seconds for _, growth, seconds in spans) if spans else None,
-            batches=sum(growth.batches / seconds for _, growth, seconds in spans)
-            if spans
-            else None,
-            size=total.rows / total.batches if total.batches else None,
-            model=total.model / total.ended if total.ended else None,
-            wait=(waits.quantile(0.5), waits.quantile(0.95)),
-            sizes=total.sizes,
+            rows_per_second=_rate([(growth.rows, seconds) for _, growth, seconds in spans]),
+            batches_per_second=_rate([(growth.batches, seconds) for _, growth, seconds in spans]),
+            batch_size=total.rows / total.batches if total.batches else None,
+            batch_sizes=dict(sorted(total.sizes.items())),
+            model_seconds=total.model / total.ended if total.ended else None,
+            wait_p50=waits.quantile(0.5),
+            wait_p95=waits.quantile(0.95),
+            padding=total.padding / total.computed if total.computed else None,
             halted=_halted(reports),
         )
 
@@ -281,6 +280,11 @@ def reports_of(answer: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     """Return the reports, in an answer to ``batch_stats``, of a worker's present and past tasks."""
     tasks = answer.get("tasks") or {}
     return {name: each for name, each in tasks.items() if each.get("served") or each.get("batches")}
+
+
+def _rate(counts: list[tuple[int, float]]) -> float | None:
+    """Return how many a second, of counts and the seconds in which they grew; None without any."""
+    return sum(count / seconds for count, seconds in counts) if counts else None
 
 
 def _halted(reports: list[Mapping[str, Any]]) -> str:

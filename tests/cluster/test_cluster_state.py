@@ -29,7 +29,7 @@ def test_nothing_is_known_before_the_first_snapshot(cluster_state):
     """The app's tasks are there at once, without workers and without rates."""
     assert [] == cluster_state.workers()
     assert [("t", "celery", 0, None, None)] == [
-        (task.name, task.queue, task.workers, task.depth, task.rate)
+        (task.name, task.queue, task.workers, task.messages, task.rows_per_second)
         for task in cluster_state.tasks()
         if task.name == "t"
     ]
@@ -41,11 +41,16 @@ def test_one_snapshot_has_no_rate(cluster_state):
     cluster_state.add(ClusterSnapshot(time=1.0, answers={"w": answer(report(batches=9, rows=90))}))
     (worker,) = cluster_state.workers()
 
-    assert ("w", "ready", None, None) == (worker.name, worker.state, worker.rate, worker.busy)
+    assert ("w", "ready", None, None) == (
+        worker.name,
+        worker.state,
+        worker.rows_per_second,
+        worker.busy,
+    )
     assert (None, None, {}) == (
-        cluster_state.tasks()[0].rate,
-        cluster_state.tasks()[0].size,
-        cluster_state.tasks()[0].sizes,
+        cluster_state.tasks()[0].rows_per_second,
+        cluster_state.tasks()[0].batch_size,
+        cluster_state.tasks()[0].batch_sizes,
     )
 
 
@@ -66,11 +71,11 @@ def test_two_snapshots_have_a_rate(cluster_state):
     )
     task, _ = cluster_state.tasks()
 
-    assert (100.0, 4.0, 25.0) == (task.rate, task.batches, task.size)
-    assert ({16: 2, 32: 6}, 0.25) == (task.sizes, task.model)
-    assert (10, 2, 7) == (task.waiting, task.running, task.depth)
+    assert (100.0, 4.0, 25.0) == (task.rows_per_second, task.batches_per_second, task.batch_size)
+    assert ({16: 2, 32: 6}, 0.25) == (task.batch_sizes, task.model_seconds)
+    assert (10, 2, 7) == (task.waiting, task.running, task.messages)
     assert 2 * [("busy", 50.0, 0.75)] == [
-        (each.state, each.rate, each.busy) for each in cluster_state.workers()
+        (each.state, each.rows_per_second, each.busy) for each in cluster_state.workers()
     ]
 
 
@@ -88,7 +93,7 @@ def test_waits_are_those_between_the_snapshots(cluster_state):
     cluster_state.add(ClusterSnapshot(time=1.0, answers={"v": now, "w": other}))
     task, _ = cluster_state.tasks()
 
-    assert (0.025, 0.7) == pytest.approx(task.wait)
+    assert (0.025, 0.7) == pytest.approx((task.wait_p50, task.wait_p95))
 
 
 def test_earlier_waits_do_not_count(cluster_state):
@@ -98,7 +103,8 @@ def test_earlier_waits_do_not_count(cluster_state):
             ClusterSnapshot(time=float(second), answers={"w": waited(**{"0.005": 0, "0.01": 99})})
         )
 
-    assert (None, None) == cluster_state.tasks()[0].wait
+    (task, *_) = cluster_state.tasks()
+    assert (None, None) == (task.wait_p50, task.wait_p95)
 
 
 def test_old_snapshots_do_not_count(cluster_state):
@@ -112,7 +118,7 @@ def test_old_snapshots_do_not_count(cluster_state):
         )
 
     assert 10.0 == cluster_state.seconds
-    assert 0.0 == cluster_state.tasks()[0].rate
+    assert 0.0 == cluster_state.tasks()[0].rows_per_second
 
 
 def test_a_restarted_worker_counts_from_none(cluster_state):
@@ -124,7 +130,7 @@ def test_a_restarted_worker_counts_from_none(cluster_state):
         ClusterSnapshot(time=1.0, answers={"w": answer(report(batches=3, rows=20), seconds=0.5)})
     )
 
-    assert 40.0 == cluster_state.tasks()[0].rate
+    assert 40.0 == cluster_state.tasks()[0].rows_per_second
     assert cluster_state.workers()[0].busy is None
 
 
@@ -137,8 +143,11 @@ def test_rates_are_those_of_each_worker_in_its_own_time(cluster_state):
     new = answer(report(batches=2, rows=20), seconds=3.0)
     cluster_state.add(ClusterSnapshot(time=9.0, answers={"old": old, "new": new}))
 
-    assert (20.0, 2.0) == (cluster_state.tasks()[0].rate, cluster_state.tasks()[0].batches)
-    assert [10.0, 10.0] == [worker.rate for worker in cluster_state.workers()]
+    assert (20.0, 2.0) == (
+        cluster_state.tasks()[0].rows_per_second,
+        cluster_state.tasks()[0].batches_per_second,
+    )
+    assert [10.0, 10.0] == [worker.rows_per_second for worker in cluster_state.workers()]
 
 
 def test_worker_without_an_answer_is_silent_for_a_while(cluster_state):
