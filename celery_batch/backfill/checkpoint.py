@@ -40,7 +40,7 @@ __all__ = [
 
 
 class RowSet:
-    """The positions of rows: all below the first one that lacks, and those beyond it."""
+    """The positions of rows: all below the first missing one, and those beyond it."""
 
     def __init__(self) -> None:
         self._first = 0

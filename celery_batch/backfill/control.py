@@ -105,7 +105,7 @@ class JobControl:
         self, backfill: Backfill, clock: Clock, save: Callable[[list[Answer]], int]
     ) -> Iterator[list[Answer]]:
         """
-        Run a backfill, paused and stopped as others want, and yield its answers.
+        Run a backfill, pause and stop it on command, and yield its answers.
 
         `save` takes the answers of each step, and returns how many rows have failed.
         """

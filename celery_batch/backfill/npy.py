@@ -2,7 +2,7 @@
 Arrays in .npy files: a row of the input is one of the first dimension, and so of the output.
 
 Rule 1: a file is mapped to memory, not read as a whole, and no object in it is unpickled.
-Rule 2: row n of an output is of row n of the input; that of a row that has failed is filled.
+Rule 2: row n of an output is of row n of the input; a failed row is filled with NaN or 0.
 Rule 3: the first output decides which dtype and shape all have; another one is a failed row, so
         that nothing else that was computed is lost.
 """
@@ -75,7 +75,7 @@ class ArrayRows:
         self._row: Any = None if first is None else numeric_array(first["output"])
 
     def checked(self, answer: Answer) -> Answer:
-        """Return an answer, as an error if its output is like no other."""
+        """Return an answer; an error if its output does not fit among the others."""
         if answer.error:
             return answer
         try:
@@ -104,9 +104,9 @@ class ArrayRows:
 
     def write(self, path: Path, records: Iterable[dict[str, Any]]) -> None:
         """
-        Write the outputs of records at their positions, and those of failed ones filled.
+        Write the outputs of records at their positions, and fill the rows of failed ones.
 
-        Where all have failed, they are numbers.
+        Where all have failed, the rows are numbers.
         """
         numpy = import_module("numpy")
         row = numpy.empty(()) if self._row is None else self._row

@@ -347,9 +347,9 @@ def _directory_payloads(store: DirectoryPayloads) -> PayloadFacts:
 
 def _why_not_created(path: Path) -> str:
     """
-    Return why nobody can create a directory; empty if somebody may.
+    Return why a directory cannot be created; empty if some user may be allowed to.
 
-    A directory is made where its first new one would be, and removed.
+    To find out, a directory is made where its first new parent would be, and removed.
     """
     parent = next(each for each in path.parents if each.exists())
     try:

@@ -106,7 +106,7 @@ def _without_gpus(machine: Machine, chosen: tuple[str, ...]) -> Finding:
             " that works, no file of the driver, no torch.",
             "Run the check where the worker is to run, install the driver, or say 'cpu'.",
         )
-    if torch.gpus:  # AMD's, such as it calls them
+    if torch.gpus:  # AMD's, which nvidia-smi does not show
         return ok(f"torch {torch.version} ({torch.build}) sees {torch.gpus} GPUs.")
     return problem(
         f"batch_devices names {names}, and torch {torch.version} sees no GPU on this machine.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from shutil import get_terminal_size
 
 import click
@@ -44,16 +45,13 @@ def check(ctx: click.Context, *, as_json: bool, fail_level: str) -> None:
         click.echo("Checking the app, its servers, this machine and the workers ...", err=True)
     found = list(checkup(collect(ctx.obj.app)))
     if as_json:
-        click.echo(json.dumps([_plain(*each) for each in found], indent=2))
+        findings = [{"id": check_id, **asdict(finding)} for check_id, finding in found]
+        click.echo(json.dumps(findings, indent=2))
     else:
         _print(found)
     failing = {Level.PROBLEM, Level(fail_level)}
     if any(finding.level in failing for _, finding in found):
         ctx.exit(1)
-
-
-def _plain(check_id: str, finding: Finding) -> dict[str, str]:
-    return {"id": check_id, "level": finding.level, "says": finding.says, "fix": finding.fix}
 
 
 def _summary(found: Sequence[tuple[str, Finding]]) -> str:

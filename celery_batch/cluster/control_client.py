@@ -24,7 +24,7 @@ _TIMEOUTS = {
     "amqp": {"read_timeout": _TIMEOUT, "write_timeout": _TIMEOUT},
 }
 
-#: Seconds after which it is looked again which workers have batch tasks.
+#: Seconds after which all workers are asked again whether they have batch tasks.
 _LOOK_EVERY = 4.0
 
 

@@ -74,7 +74,7 @@ def terminate_handler_fired() -> bool:
 
 
 def is_in_pool(result: Any) -> bool:
-    """Return whether a pool will still report the end of a job; there is no public look."""
+    """Return whether a pool will still report the end of a job."""
     return result._job in result._cache  # noqa: SLF001
 
 

@@ -1,4 +1,4 @@
-"""What Celery's result backends do in place of what they were written to do, in any process."""
+"""Uses of the private parts of Celery's result backends, and changes to their methods."""
 
 from __future__ import annotations
 

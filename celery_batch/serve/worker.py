@@ -26,6 +26,6 @@ Served.__name__ = Served.__qualname__ = _config.handle.rpartition(":")[2]
 app = make_app(_config)
 if _device:
     app.conf.batch_devices = (_device,)
-if _device == "cpu":  # nor may the handle find a GPU by itself
+if _device == "cpu":  # the handle must not find a GPU by itself
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 predict = Served.as_task(app, name=_config.task_name, **task_options(_config))

@@ -241,7 +241,7 @@ def timed_outputs(
     """
     Run a batch; return its outputs, as `Runner.outputs` does, and the average of its calls.
 
-    That is None where calls have no cost, or some were made because others failed.
+    The average is None where calls have no cost, or where some repeated others that failed.
     """
     timings, counts = list[Timing](), Counts()
     outputs = runner.outputs(items, alone=alone, timings=timings, counts=counts, collated=collated)

@@ -2,9 +2,9 @@
 Keeps the worker processes of one program running.
 
 Rule 1: A process that dies is replaced; see `celery_batch.processes.supervisor` for the pauses.
-Rule 2: A process that cannot begin, or cannot load its model, is not replaced unless one in its
-        place could before: the next one would fail in the same way.  That ends the program, as it
-        ends a Celery worker.  So do `TRIES` failures in a row of each process to load its model.
+Rule 2: If a process cannot begin, or cannot load its model, the program ends, as a Celery worker
+        does: the next one would fail in the same way.  Where an earlier one could, it is replaced,
+        until each process has failed to load its model `TRIES` times in a row.
 Rule 3: A process whose function returns is done.
 Rule 4: All processes end when this one ends, however it ends.
 """

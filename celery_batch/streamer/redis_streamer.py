@@ -56,8 +56,8 @@ class RequestFuture(Future):  # type: ignore[type-arg]
     """
     Done when all items of a request are answered.
 
-    One that is garbage collected, which needs that it has no callbacks, leaves nothing behind;
-    nor does one that is cancelled, while its items are still run.
+    A future without callbacks that is garbage collected leaves nothing behind; neither does a
+    cancelled one, though its items still run.
 
     Args:
         results: A `BatchResult` for each item, in order.

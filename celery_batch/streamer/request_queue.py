@@ -238,7 +238,7 @@ class RequestQueue:
         self._put_back(())
 
     def retire(self, slot: Slot) -> None:
-        """Give a worker no more than what it has."""
+        """Give a worker no more batches."""
         with self._lock:
             slot.is_retired = True
             slot.condition.notify()

@@ -246,7 +246,7 @@ class _Feeder:
             finally:
                 if self._process is not None:
                     self._process.stop(0.0 if self._request_queue.is_open else GRACE)
-            # One idle death may be chance; after several something ends them as soon as they live.
+            # One idle death may be chance; several in a row have a cause.
             if pause := restart_pause(failures or max(idle_deaths - 1, 0), _FIRST_PAUSE):
                 self._request_queue.wait_until_closed(pause)
 

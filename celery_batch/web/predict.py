@@ -501,7 +501,7 @@ def _outputs(task: str, results: Sequence[Any], *, return_exceptions: bool) -> l
     failed = [n for n, (_, state) in enumerate(found) if state != states.SUCCESS]
     refused = [n for n in failed if isinstance(found[n][0], QueueFull)]
     outputs: list[Any] = [value for value, _ in found]
-    # Of a request that may succeed later it is said when, whatever its other items fail with.
+    # A refusal comes first: it says when the whole request may succeed.
     for index in failed if return_exceptions else (refused or failed)[:1]:
         error = outputs[index] = _error_of(*found[index])
         if isinstance(error, TaskFailed):

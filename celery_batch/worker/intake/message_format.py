@@ -223,7 +223,6 @@ def is_flat(table: dict[Any, Any], known: Any = None) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    """Return whether a value is a text."""
     return isinstance(value, str)
 
 
@@ -238,7 +237,6 @@ def is_name(value: Any) -> bool:
 
 
 def _is_flag(value: Any) -> bool:
-    """Return whether a value is true or false."""
     return isinstance(value, bool)
 
 
@@ -248,7 +246,6 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_rows(value: Any) -> bool:
-    """Return whether a value is a number of rows that a chunk may have."""
     return _is_count(value) and 1 <= value <= MOST_ROWS
 
 
