@@ -25,7 +25,7 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from redis.retry import Retry
 
 from celery_batch.compat.deadline import current_deadline
-from celery_batch.compat.redis import round_trip
+from celery_batch.compat.redis import read_values, round_trip
 from celery_batch.compat.results import client_of, key_prefix
 from celery_batch.errors import ConfigurationError
 from celery_batch.payloads.bounded_calls import BoundedCalls
@@ -50,10 +50,6 @@ PREFIX = "celery-batch-payload-"
 
 #: The names of files that are being written begin so.
 _UNFINISHED = f".{PREFIX}"
-
-#: Bytes that are read from a connection at once.  With redis-py's 64 KiB a payload of 600 kB takes
-#: 1.7 times the processor time.
-_READ_SIZE = 1 << 17
 
 #: Bytes that one round trip reads at most, unless a single payload is larger.
 _MOST_BYTES = 64 << 20
@@ -130,7 +126,7 @@ class PayloadStore(ABC):
         return failed
 
     @abstractmethod
-    def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
+    def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | bytearray | None]:
         """
         Return payloads; None for each that is not there, or that is no payload.
 
@@ -163,7 +159,6 @@ class RedisPayloads(PayloadStore):
         for name in ("socket_timeout", "socket_connect_timeout"):
             if name in params or (name == "socket_connect_timeout" and "path" not in params):
                 params[name] = min(params.get(name) or _TIMEOUT, _TIMEOUT)
-        params.setdefault("socket_read_size", _READ_SIZE)
         client = client_of(self.backend, params)
         client.set_retry(Retry(NoBackoff(), 1, (RedisConnectionError,)))
         return client
@@ -205,9 +200,9 @@ class RedisPayloads(PayloadStore):
         except (RedisError, OSError):
             return False
 
-    def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
+    def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | bytearray | None]:
         """Return payloads; see `PayloadStore.get`."""
-        found: list[bytes | None] = []
+        found: list[bytes | bytearray | None] = []
         try:
             for first, last in _pieces(sizes):
                 found += self._read(keys[first:last], sizes[first:last])
@@ -215,14 +210,14 @@ class RedisPayloads(PayloadStore):
             raise StoreError(str(error)) from error
         return found
 
-    def _read(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
+    def _read(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | bytearray | None]:
         pairs = zip(keys, sizes, strict=True)
         commands = [(b"GETRANGE", self._key(key), b"0", b"%d" % size) for key, size in pairs]
-        found = round_trip(self._client, commands)
+        found = read_values(self._client, commands)
         for error in found:
             if isinstance(error, Exception) and not _is_other_type(error):
                 raise error
-        return [data or None if isinstance(data, bytes) else None for data in found]
+        return [data or None if isinstance(data, (bytes, bytearray)) else None for data in found]
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete payloads; see `PayloadStore.delete`."""
@@ -328,7 +323,7 @@ class DirectoryPayloads(PayloadStore):
             raise _store_error(error) from error
 
     @_bounded
-    def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
+    def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | bytearray | None]:
         """Return payloads; see `PayloadStore.get`."""
         try:
             return [self._read(key, size) for key, size in zip(keys, sizes, strict=True)]
@@ -434,7 +429,7 @@ class ObjectPayloads(PayloadStore):
         except Exception as error:
             raise _store_error(error) from error
 
-    def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | None]:
+    def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | bytearray | None]:
         """Return payloads; see `PayloadStore.get`."""
         return [self._read(key, size) for key, size in zip(keys, sizes, strict=True)]
 

@@ -74,7 +74,7 @@ class PayloadReference(NamedTuple):
         """Return the name of the payload in its store."""
         return f"{task_id}-{self.nonce}"
 
-    def split(self, data: bytes | memoryview | None) -> list[memoryview]:
+    def split(self, data: bytes | bytearray | memoryview | None) -> list[memoryview]:
         """Return the bytes of each value; raise `InvalidPayload` if they are missing or others."""
         if data is None:
             raise InvalidPayload(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from array import array
 from collections.abc import Iterator
+from itertools import cycle
+from random import Random
+from typing import Any
 
 import pytest
 import redis
@@ -15,6 +20,7 @@ from redis.retry import Retry
 from celery_batch.compat.redis import (
     abort_connections,
     allow_connections,
+    read_values,
     round_trip,
     track_connections,
 )
@@ -108,3 +114,97 @@ def test_a_round_trip_on_a_broken_connection(redis_server: RedisServer, retries:
             with pytest.raises(redis.ConnectionError):
                 round_trip(client, [kill, (b"PING",)])
         assert [b"PONG"] == round_trip(client, [(b"PING",)])
+
+
+class _Socket(socket.socket):
+    """A socket from which few bytes come at once, and whose peer may have closed it."""
+
+    sizes: Iterator[int] = cycle([1 << 20])
+    lost = 0  # connections
+
+    def recv_into(self, buffer: Any, *more: Any) -> int:
+        """Receive some bytes."""
+        if _Socket.lost:
+            _Socket.lost -= 1
+            self.shutdown(socket.SHUT_RDWR)
+            return 0
+        return super().recv_into(memoryview(buffer)[: next(self.sizes)], *more)
+
+
+class _Connection(redis.UnixDomainSocketConnection):
+    def _connect(self) -> socket.socket:
+        made = super()._connect()
+        timeout = made.gettimeout()
+        own = _Socket(fileno=made.detach())
+        own.settimeout(timeout)
+        return own
+
+
+def _client(server: RedisServer, **options: Any) -> redis.Redis:
+    path = str(server.directory / "redis.sock")
+    pool = redis.ConnectionPool(connection_class=_Connection, path=path, **options)
+    return redis.Redis.from_pool(pool)
+
+
+#: Around the bytes that are read at once.
+_SIZES = [0, 1, 2, 20_000, (1 << 17) - 1, 1 << 17, (1 << 17) + 1, 5, 700_000, 0, 3]
+
+
+@pytest.mark.parametrize("most", [1, 3, 1000, 1 << 17, 1 << 20])
+def test_values_that_come_in_pieces(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, most: int
+):
+    """They are read as they were written, wherever the pieces end."""
+    chance = Random(most)  # noqa: S311 (of sizes)
+    sizes = _SIZES if most > 3 else [size for size in _SIZES if size < 100]
+    values = [os.urandom(size) for size in sizes]
+    names = [b"value %d" % number for number in range(len(values))]
+    with _client(redis_server) as client:
+        round_trip(client, [(b"SET", *pair) for pair in zip(names, values, strict=True)])
+        monkeypatch.setattr(_Socket, "sizes", iter(lambda: chance.randint(1, most), 0))
+        found = read_values(client, [(b"GET", name) for name in names])
+        again = read_values(client, [(b"GETRANGE", name, b"0", b"-1") for name in names])
+
+    assert values == found == again
+    assert {bytearray} == set(map(type, found))  # not by redis-py's parser
+
+
+def test_what_is_no_value(redis_server: RedisServer):
+    """An error, a number and nothing are answered as redis-py has them, among values."""
+    with _client(redis_server) as client:
+        client.delete("none", "list")
+        client.set("value", b"abc")
+        client.rpush("list", "a")
+        words = [(b"GET", b"value"), (b"GET", b"list"), (b"GET", b"none"), (b"STRLEN", b"value")]
+        value, error, *others = read_values(client, words)
+
+        assert b"abc" == value
+        assert isinstance(error, redis.ResponseError)
+        assert [None, 3] == others
+        assert [] == read_values(client, [])
+        assert [b"abc"] == read_values(client, words[:1])
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_connection_that_is_lost_as_values_are_read(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, retries: int
+):
+    """They are read once more if the client's retries say so."""
+    with _client(
+        redis_server, retry=Retry(NoBackoff(), retries, (redis.ConnectionError,))
+    ) as client:
+        client.set("value", b"abc")
+        monkeypatch.setattr(_Socket, "lost", 1)
+        if not retries:
+            with pytest.raises(redis.ConnectionError):
+                read_values(client, [(b"GET", b"value")])
+        assert [b"abc"] == read_values(client, [(b"GET", b"value")])
+
+
+def test_values_that_do_not_come():
+    """The connection's time-out holds."""
+    with RedisServer() as server, _client(server, socket_timeout=0.1) as client:
+        client.set("value", b"abc")
+        client.client_pause(60_000)
+        with pytest.raises(redis.TimeoutError):
+            read_values(client, [(b"GET", b"value")])

@@ -75,7 +75,7 @@ def read_stored_values(task: Any, payload: BatchPayload) -> dict[int, Exception 
 
 def _read(
     store: Any, payload: BatchPayload, references: dict[int, PayloadReference]
-) -> list[bytes | None]:
+) -> list[bytes | bytearray | None]:
     keys = [each.key(payload[index].task_id) for index, each in references.items()]
     sizes = [each.total for each in references.values()]
     return retry_over_time(store.get, StoreError, (keys, sizes), **_RETRIES)  # type: ignore[no-any-return]
