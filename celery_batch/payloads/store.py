@@ -322,14 +322,11 @@ class DirectoryPayloads(PayloadStore):
                 written.unlink(missing_ok=True)
             raise _store_error(error) from error
 
-    @_bounded
     def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | bytearray | None]:
         """Return payloads; see `PayloadStore.get`."""
-        try:
-            return [self._read(key, size) for key, size in zip(keys, sizes, strict=True)]
-        except OSError as error:
-            raise StoreError(str(error)) from error
+        return [self._read(key, size) for key, size in zip(keys, sizes, strict=True)]
 
+    @_bounded  # each, since many large ones may take long though the store answers
     def _read(self, key: str, size: int) -> bytes | None:
         try:
             with self._file(key).open("rb") as file:
@@ -340,11 +337,16 @@ class DirectoryPayloads(PayloadStore):
         except PermissionError as error:  # of this file: the others are read
             logger.warning("A payload cannot be read: %s", error)
             return None
+        except OSError as error:
+            raise StoreError(str(error)) from error
 
-    @_bounded
     def delete(self, keys: Iterable[str]) -> None:
         """Delete payloads; see `PayloadStore.delete`."""
-        _for_each(keys, lambda key: self._file(key).unlink(missing_ok=True))
+        _for_each(keys, self._remove)
+
+    @_bounded
+    def _remove(self, key: str) -> None:
+        self._file(key).unlink(missing_ok=True)
 
     @_bounded
     def renew(self, seconds: Mapping[str, float]) -> None:

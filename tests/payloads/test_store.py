@@ -329,15 +329,19 @@ def test_a_store_that_blocks_is_given_up(tmp_path: Path, monkeypatch: Any, schem
     assert [b"data"] == store.get(["b-2"], [4])
 
 
-def test_many_objects_may_take_long(tmp_path: Path, monkeypatch: Any):
+@pytest.mark.parametrize("scheme", ["file", "local"])
+def test_many_payloads_may_take_long(tmp_path: Path, monkeypatch: Any, scheme: str):
     """Each has the time that a call may take: a store that answers is not given up."""
     monkeypatch.setattr("celery_batch.payloads.store._CALL_TIMEOUT", 0.5)
-    store: Any = open_store(Celery("stores", set_as_current=False), f"local://{tmp_path}")
+    store: Any = open_store(Celery("stores", set_as_current=False), f"{scheme}://{tmp_path}")
     keys = [f"{letter}-1" for letter in "abcde"]
     for key in keys:
         store.put(key, b"data", 60)
-    for name in ("cat_file", "rm_file"):
-        monkeypatch.setattr(store._fs, name, slowly(getattr(store._fs, name)))
+    kind, names = (Path, ("open", "unlink"))
+    if scheme == "local":
+        kind, names = store._fs, ("cat_file", "rm_file")
+    for name in names:
+        monkeypatch.setattr(kind, name, slowly(getattr(kind, name)))
 
     assert [b"data"] * 5 == store.get(keys, [4] * 5)
     store.delete(keys)
