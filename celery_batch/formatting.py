@@ -1,10 +1,12 @@
-"""Formats numbers with three digits and a unit, and tables."""
+"""Formats numbers with three digits and a unit, tables, and values in messages."""
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-__all__ = ["aligned", "figure", "number"]
+__all__ = ["aligned", "brief", "figure", "number"]
 
 #: In seconds, the largest first.
 _UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
@@ -31,3 +33,11 @@ def aligned(rows: Iterable[Sequence[str]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     )
+
+
+def brief(value: Any) -> str:
+    """Return a value in a few words: an array's dtype and shape, the beginning of any other."""
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    if dtype is None or shape is None:
+        return reprlib.repr(value)
+    return f"{type(value).__name__}({dtype}, {list(shape)})"

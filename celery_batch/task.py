@@ -15,12 +15,13 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from billiard.exceptions import SoftTimeLimitExceeded
-from celery import Task, signals
+from celery import Celery, Task, signals
 from celery.exceptions import Retry, TaskPredicate
 
 from celery_batch.batching.cost import CostLimits
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.backend_hooks import register_stored_results
+from celery_batch.compat.tasks import check_functions
 from celery_batch.config import (
     Settings,
     isolates_failures,
@@ -60,14 +61,17 @@ from celery_batch.serialization.typed_json import register_types
 from celery_batch.task_options import (
     NO_PYDANTIC,
     check_model_options,
+    check_retried_errors,
     keep_app_class,
     listable_signature,
+    refuse_model,
     refuse_unknown_options,
 )
 
 # As kombu does it with our serializers, unless celery_batch is imported without being installed.
 register_types()
 register_stored_results()
+check_functions(refuse_model)
 
 __all__ = ["BatchTask", "add_bootsteps", "model_task"]
 
@@ -203,6 +207,7 @@ class BatchTask(ChunkCalls, ClientMethods):
         if cls.run in (Task.run, BatchTask._run_item) or not cls.traces_items:
             return  # a base class, or a task whose `run` has been replaced
         refuse_unknown_options(cls, {*dir(BatchTask), *dict(Task.from_config)})
+        check_retried_errors(cls)
         cls._batch_signature = listable_signature(cls)
         cls._batch_run = inspect.getattr_static(cls, "run")
         own = own_attribute(cls, "batch_by")
@@ -411,6 +416,11 @@ def add_bootsteps(app: Any) -> None:
 
 def model_task(app: Any, model: type[Model], *, name: str | None = None, **options: Any) -> Any:
     """Make a task of a model; see `Model.as_task`."""
+    if not isinstance(app, Celery):
+        raise ConfigurationError(
+            f"{model.__qualname__}.as_task: takes the Celery app itself, as in"
+            f" {model.__qualname__}.as_task(app), got {app!r:.60}"
+        )
     name = name or app.gen_task_name(model.__name__, model.__module__)
     if options.get("pydantic"):  # before Celery asks for the library
         raise ConfigurationError(f"{name}: {NO_PYDANTIC}")

@@ -21,8 +21,10 @@ from celery_batch.runtime.model import Model
 __all__ = [
     "NO_PYDANTIC",
     "check_model_options",
+    "check_retried_errors",
     "keep_app_class",
     "listable_signature",
+    "refuse_model",
     "refuse_unknown_options",
 ]
 
@@ -72,6 +74,16 @@ NO_PYDANTIC = (
 )
 
 
+def refuse_model(function: Any) -> None:
+    """Refuse a model in the place of a task's function."""
+    if isinstance(function, type) and issubclass(function, Model):
+        name = function.__qualname__
+        raise ConfigurationError(
+            f"{name} is a Model, not a function: make its task by {name}.as_task(app, ...), which"
+            f" takes the options of the decorator"
+        )
+
+
 def refuse_unknown_options(cls: Any, known: set[str]) -> None:
     """Refuse misspelt options of the task decorator, and name the nearest known one."""
     known = known | _UNDECLARED
@@ -84,6 +96,19 @@ def refuse_unknown_options(cls: Any, known: set[str]) -> None:
             raise ConfigurationError(
                 f"{cls.name}.{name}: no such task option{did_you_mean(name, known)}"
                 f" (declare attributes of your own on a base class)"
+            )
+
+
+def check_retried_errors(cls: Any) -> None:
+    """Refuse what is no list of exception classes: Celery takes the letters of a text."""
+    for option in ("autoretry_for", "dont_autoretry_for"):
+        kinds = getattr(cls, option, ())
+        if not isinstance(kinds, (tuple, list, set, frozenset)) or not all(
+            isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds
+        ):
+            raise ConfigurationError(
+                f"{cls.name or cls.__qualname__}.{option}: must be a tuple of exception classes,"
+                f" such as (ValueError,), got {kinds!r}"
             )
 
 
@@ -127,7 +152,8 @@ def check_model_options(model: type[Model]) -> None:
 
 def _misspelt_method(name: str) -> str | None:
     """Return the method of a model that a name is almost; a longer one, as unloaded, is meant."""
-    near = get_close_matches(name, _METHODS, n=1, cutoff=_CLOSE)
+    swapped = [method for method in _METHODS if sorted(method) == sorted(name)]
+    near = swapped or get_close_matches(name, _METHODS, n=1, cutoff=_CLOSE)
     return near[0] if near and not name.startswith(near[0]) else None
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from celery_batch.formatting import figure, number
+from celery_batch.formatting import brief, figure, number
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,16 @@ def test_amounts_have_three_digits(amount, text):
 def test_times_have_the_unit_that_suits_them(seconds, text):
     """And no powers of ten, nor noughts to be counted."""
     assert text == figure(seconds)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.zeros((3, 224), "float32"), "ndarray(float32, [3, 224])"),
+        ([*range(1000)], "[0, 1, 2, 3, 4, 5, ...]"),
+        ("a" * 100, "'aaaaaaaaaaaa...aaaaaaaaaaaaa'"),
+    ],
+)
+def test_values_are_shortened(value, text):
+    """A message has no room for all of them."""
+    assert text == brief(value)

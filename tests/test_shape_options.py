@@ -345,8 +345,13 @@ def test_a_shape_that_fails_is_named(app):
     Weak.as_task(app, name="shop.weak")
     Alone.as_task(app, name="shop.alone")
 
-    with pytest.raises(LoadFailed, match=r"Weak on cpu: shop.weak with 4 rows of length 8: Value"):
+    with pytest.raises(
+        LoadFailed,
+        match=r"Weak on cpu: shop.weak with 4 rows of length 8: ValueError: no two"
+        r" .in the warm-up with the example \[0, 0, 0, 0, 0, 0, \.\.\.\], one of 4",
+    ) as caught:
         load_models(app, ["shop.weak"])
+    assert caught.value.__notes__ == [f"{Weak.__qualname__} is the model of the task shop.weak"]
     with pytest.raises(LoadFailed, match=r"shop.alone with 1 rows of length 8: SystemExit: no \[0"):
         load_models(app, ["shop.alone"])
 

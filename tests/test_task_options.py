@@ -174,6 +174,8 @@ class TestOptions:
             ("exampels", "examples"),
             ("unlod", "unload"),
             ("preditc", "predict"),
+            ("laod", "load"),
+            ("unlaod", "unload"),
         ],
     )
     def test_misspelt_method_of_a_model(self, app: Celery, name: str, near: str):
@@ -213,6 +215,32 @@ class TestOptions:
         task = type("A", (Doubles,), attributes).as_task(app, name="shop.t", cache_ttl=9)
 
         assert "shop.t" == task.name
+
+    @pytest.mark.parametrize("option", ["autoretry_for", "dont_autoretry_for"])
+    @pytest.mark.parametrize("kinds", ["ValueError", ("ValueError",), [ValueError(1)], KeyError, 3])
+    def test_no_classes_to_retry_for(self, app: Celery, option: str, kinds: Any):
+        """Celery would take the letters of a text for classes, and fail at the first error."""
+        assert (
+            f"shop.t.{option}: must be a tuple of exception classes, such as (ValueError,), got"
+            f" {kinds!r}"
+        ) == refusal(lambda: make(app, name="shop.t", **{option: kinds}))
+
+    def test_a_model_as_a_function(self, app: Celery):
+        """A model that is decorated as a function is refused, and `as_task` named."""
+        assert refusal(lambda: make(app, Doubles)).startswith(
+            "Doubles is a Model, not a function: make its task by Doubles.as_task(app, ...)"
+        )
+
+    def test_no_app(self):
+        """A name in the place of the app is refused."""
+        assert (
+            "Doubles.as_task: takes the Celery app itself, as in Doubles.as_task(app), got 'x'"
+            == (refusal(lambda: Doubles.as_task("x")))
+        )
+
+    def test_as_task_of_an_instance(self, app: Celery):
+        """The arguments of the instance would be lost, as workers make others."""
+        assert refusal(lambda: Doubles().as_task(app)).startswith("as_task is called on the class")
 
     def test_your_own_on_a_base_class(self, app: Celery):
         """Attributes declared on a base class may be set like options."""

@@ -12,10 +12,11 @@ from functools import wraps
 from operator import methodcaller
 from typing import Any
 
-from celery import Task, group
+from celery import Celery, Task, group
 
 __all__ = [
     "call_options",
+    "check_functions",
     "payload_of",
     "raise_parent_error",
     "send_groups_with",
@@ -31,6 +32,18 @@ task_meta: Callable[[Any], dict[str, Any]] = methodcaller("_get_task_meta")
 
 #: The first parameters of the method that sends a group, which are all that we rely on.
 _KNOWN = ["self", "tasks", "producer", "app"]
+
+
+def check_functions(check: Callable[[Any], object]) -> None:
+    """Have what `app.task` decorates checked before Celery reads its signature."""
+    own = Celery.type_checker
+
+    @wraps(own)
+    def type_checker(self: Any, fun: Any, *args: Any, **options: Any) -> Any:
+        check(fun)
+        return own(self, fun, *args, **options)
+
+    Celery.type_checker = type_checker
 
 
 def send_groups_with(send: Callable[[Any, Any, Any, Callable[..., Any]], Any]) -> None:

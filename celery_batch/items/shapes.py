@@ -180,25 +180,14 @@ def warm_up(task: Any, instance: Model | None = None) -> None:
     began = logged = time.monotonic()
     for number, (size, length, rows) in enumerate(calls, 1):
         columns = columns_of([*islice(cycle(rows), size)])
-        _run(f"{task.name} with {_shape(size, length)}", predict, columns)
+        run_all(f"{task.name} with {_shape(size, length)}", predict, columns)
         if time.monotonic() - logged >= _LOG_EVERY:
             logged = time.monotonic()
             logger.info("%s: warmed up with %d of %d shapes", task.name, number, len(calls))
     for rows in batches_of(_examples(instance) + _fillers(task, instance), key_of):
-        _run(f"{task.name} with its examples", predict, columns_of(rows), sizes)
+        run_all(f"{task.name} with its examples", predict, columns_of(rows), sizes)
     seconds = time.monotonic() - began
     logger.info("%s: warmed up with %d shapes in %.1f s", task.name, len(calls), seconds)
-
-
-def _run(
-    name: str, predict: Callable[..., Any], columns: list[Any], sizes: FixedSizes | None = None
-) -> None:
-    try:
-        run_all(name, predict, columns, sizes)
-    except BatchError:
-        raise  # its message begins with the name
-    except (Exception, SystemExit) as error:
-        raise LoadFailed(f"{name}: {type(error).__name__}: {error}") from error
 
 
 def _check_examples(task: Any, policy: BatchPolicy, examples: dict[Any, list[Row]]) -> None:

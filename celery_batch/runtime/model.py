@@ -4,9 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+from celery_batch.errors import ConfigurationError
 
 __all__ = ["Model"]
+
+if TYPE_CHECKING:
+    _of_class = classmethod
+else:
+
+    class _of_class(classmethod):  # noqa: N801 (called like `classmethod`)
+        """A class method that refuses an instance: its worker would make another one."""
+
+        def __get__(self, instance: object, owner: type | None = None) -> Any:
+            return super().__get__(instance, owner) if instance is None else _refuse_instance
+
+
+def _refuse_instance(*_args: Any, **_options: Any) -> NoReturn:
+    raise ConfigurationError(
+        "as_task is called on the class, as in MyModel.as_task(app): each pool process makes an"
+        " instance of its own, without arguments"
+    )
 
 
 class Model:
@@ -125,8 +144,8 @@ class Model:
     def unload(self) -> None:
         """Release what `load` took; called when the process ends normally."""
 
-    @classmethod
-    def as_task(cls, app: Any, *, name: str | None = None, **options: Any) -> Any:
+    @_of_class
+    def as_task(cls, app: Any, *, name: str | None = None, **options: Any) -> Any:  # noqa: N805 (of the class)
         """
         Make a Celery task that takes single items and runs this model on batches.
 

@@ -195,7 +195,7 @@ def warm(make: Callable[[], Model], name: str, device: str) -> Model:
         instance.load(device)
         _warm_up(instance)
     except BatchError as error:
-        raise LoadFailed(f"{name} on {device}: {error}") from error
+        raise LoadFailed(f"{name} on {device}: {error}") from error.__cause__ or error
     except (Exception, SystemExit) as error:
         raise LoadFailed(f"{name} on {device}: {type(error).__name__}: {error}") from error
     logger.info("%s is warm on %s after %.1f s", name, device, time.monotonic() - started)

@@ -17,7 +17,14 @@ from celery_batch.batching.call_plan import CallPlan
 from celery_batch.batching.cost import CostLimits
 from celery_batch.batching.isolation import Bisection, SafeSize
 from celery_batch.batching.shapes import most_rows, round_up
-from celery_batch.errors import BatchError, ItemTooLarge, OutOfMemory, WrongResultCount
+from celery_batch.errors import (
+    BatchError,
+    ItemTooLarge,
+    LoadFailed,
+    OutOfMemory,
+    WrongResultCount,
+)
+from celery_batch.formatting import brief
 from celery_batch.runtime.failures import free_memory, is_device_broken, is_out_of_memory
 from celery_batch.runtime.stages import Stages
 
@@ -506,10 +513,19 @@ def run_all(
     columns: Sequence[list[Any]],
     fixed_sizes: FixedSizes | None = None,
 ) -> None:
-    """Run a batch, and raise what any of its items fails with."""
-    policy = ErrorPolicy(isolate_failures=False)
-    for outcome in Runner(predict, name, policy, fixed_sizes=fixed_sizes).run(*columns):
-        outcome.unwrap()
+    """Run a batch to warm up; raise `LoadFailed` for what any of its items fails with."""
+    runner = Runner(predict, name, ErrorPolicy(isolate_failures=False), fixed_sizes=fixed_sizes)
+    number = -1
+    try:
+        for outcome in runner.run(*columns):
+            number += 1
+            outcome.unwrap()
+    except (Exception, SystemExit) as error:
+        words = f"{name}: {type(error).__name__}: {error}"
+        words = str(error) if isinstance(error, BatchError) else words  # which begins with the name
+        row = ", ".join(brief(column[max(number, 0)]) for column in columns)
+        rest = f", one of {len(columns[0])}" if len(columns[0]) > 1 else ""
+        raise LoadFailed(f"{words} (in the warm-up with the example {row}{rest})") from error
 
 
 def checked(name: str, outputs: Any, size: int, filling: int = 0) -> Sequence[Any]:

@@ -57,8 +57,9 @@ def signature_of(model: type[Model]) -> inspect.Signature:
 def example_rows(model: type[Model], examples: Iterable[Any]) -> list[tuple[Any, ...]]:
     """Return a model's examples as rows, with one value for each parameter."""
     name, signature = f"{model.__qualname__}.examples", signature_of(model)
-    if examples is None:
-        raise ConfigurationError(f"{name}: must return a list of inputs, got None")
+    is_list = hasattr(examples, "__iter__") or hasattr(examples, "__getitem__")
+    if isinstance(examples, (str, bytes, bytearray, Mapping)) or not is_list:
+        raise ConfigurationError(f"{name}: must return a list of inputs, got {examples!r:.60}")
     return [row_of(name, signature, example) for example in examples]
 
 

@@ -1,19 +1,20 @@
-"""Explains the errors of outputs that a result backend cannot encode."""
+"""Explains the errors of outputs and items that a serializer cannot encode."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
-from functools import wraps
+from functools import partial, wraps
 from itertools import islice
 from typing import Any
 
 from celery.backends.base import DisabledBackend
 from kombu.exceptions import EncodeError
+from kombu.serialization import dumps
 
 from celery_batch.serialization.arrays import is_array
 
-__all__ = ["check_output", "explain_encode_errors"]
+__all__ = ["check_output", "explain_encode_errors", "explained_items"]
 
 #: Types that every serializer encodes; NumPy's ``float64`` is a ``float`` with a ``tolist``, too.
 _PLAIN = (str, bytes, int, float, bool, type(None))
@@ -32,7 +33,7 @@ def check_output(backend: Any, task: str, output: Any) -> None:
     try:
         backend.encode(backend.prepare_value(output))
     except EncodeError as error:
-        raise _explained(error, backend, task, output) from error
+        raise _explained_output(error, backend, task, output) from error
 
 
 def explain_encode_errors(backend: Any) -> None:
@@ -48,41 +49,66 @@ def explain_encode_errors(backend: Any) -> None:
         try:
             return own(task_id, result, request, *args, **options)
         except EncodeError as error:
-            raise _explained(error, backend, getattr(request, "task", None), result) from error
+            name = getattr(request, "task", None)
+            raise _explained_output(error, backend, name, result) from error
 
     backend.mark_as_done = mark_as_done
 
 
-def _explained(error: EncodeError, backend: Any, task: str | None, output: Any) -> EncodeError:
-    """Return an error that names the first value in an output that cannot be encoded."""
-    head, serializer = f"{task}: " if task else "", f"the result serializer {backend.serializer!r}"
-    for place, value in _values(output):
-        if why := _why_not(backend, value):
+def explained_items(error: EncodeError, task: str, serializer: str, items: Any) -> EncodeError:
+    """Return an error that names the first value in the items of calls that cannot be encoded."""
+    words = ("list of items", f"the serializer {serializer!r}", "send")
+    return _explained(error, partial(dumps, serializer=serializer), task, items, words)
+
+
+def _explained_output(
+    error: EncodeError, backend: Any, task: str | None, output: Any
+) -> EncodeError:
+    words = ("output", f"the result serializer {backend.serializer!r}", "return")
+    return _explained(error, backend.encode, task, output, words)
+
+
+def _explained(
+    error: EncodeError,
+    encode: Callable[[Any], object],
+    task: str | None,
+    whole: Any,
+    words: tuple[str, str, str],
+) -> EncodeError:
+    """Return an error that names the first value in `whole` that cannot be encoded."""
+    what, serializer, verb = words
+    head = f"{task}: " if task else ""
+    for place, value in _values(whole):
+        if why := _why_not(encode, value, verb):
             kind = type(value)
             module = kind.__module__.partition(".")[0]
             name = f"{'' if module == 'builtins' else f'{module}.'}{kind.__qualname__}"
             where = f" at {place}" if place else ""
             return EncodeError(
-                f"{head}the output has a {name}{where}, which {serializer} cannot encode: {why}"
+                f"{head}the {what} has a {name}{where}, which {serializer} cannot encode: {why}"
             )
-    return EncodeError(f"{head}{serializer} cannot encode the output: {error}")
+    return EncodeError(f"{head}{serializer} cannot encode the {what}: {error}")
 
 
-def _why_not(backend: Any, value: Any) -> str | None:
+def _why_not(encode: Callable[[Any], object], value: Any, verb: str) -> str | None:
     """Return why a value, not what is in it, cannot be encoded; None if it may be."""
     if isinstance(value, (*_PLAIN, dict, list, tuple)):
         return None
     try:
-        backend.encode(value)
+        encode(value)
     except EncodeError as error:
-        if is_array(value):
-            return str(error)
-        if callable(getattr(value, "tolist", None)):
-            return "return its .tolist()"
-        if isinstance(value, _LISTABLE):
-            return "return a list of its values"
-        return "return numbers, texts, lists or dicts of what the caller needs of it"
+        return str(error) if is_array(value) else f"{verb} {_instead_of(value)}"
     return None
+
+
+def _instead_of(value: Any) -> str:
+    if isinstance(value, type) and issubclass(value, BaseException):
+        return f"an instance, such as {value.__name__}('...'), for an item that fails"
+    if callable(getattr(value, "tolist", None)):
+        return "its .tolist()"
+    if isinstance(value, _LISTABLE):
+        return "a list of its values"
+    return "numbers, texts, lists or dicts of what is needed of it"
 
 
 def _values(output: Any) -> Iterator[tuple[str, Any]]:

@@ -25,7 +25,7 @@ from celery.backends.base import DisabledBackend
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.local import maybe_evaluate
 from celery.result import EagerResult, assert_will_not_block
-from kombu.exceptions import OperationalError
+from kombu.exceptions import EncodeError, OperationalError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -54,6 +54,7 @@ from celery_batch.errors import (
     QueueFull,
 )
 from celery_batch.payloads.store import StoreError
+from celery_batch.serialization.encode_errors import explained_items
 from celery_batch.web.errors import BackendUnreachable, TaskFailed, task_error
 
 __all__ = ["apredict", "predict"]
@@ -128,7 +129,7 @@ def predict(
     if _runs_here(task, values):
         results = _eagerly(task, values, options)
     else:
-        with _sending(task.app, deadline):
+        with _naming_item(task, values, options), _sending(task.app, deadline):
             _listen(task.app, deadline)
             results = _send(task, values, options)
         with _waiting(task.app, results, timeout, on_timeout, may_fail=not return_exceptions):
@@ -176,7 +177,7 @@ async def apredict(
     if _runs_here(task, values):
         results = await asyncio.to_thread(_eagerly, task, values, options)
     else:
-        with _sending(task.app, deadline):
+        with _naming_item(task, values, options), _sending(task.app, deadline):
             results = await _asend(task, values, options, deadline)
         with _waiting(task.app, results, timeout, on_timeout, may_fail=not return_exceptions):
             if _may_refuse(task, results) and not return_exceptions:
@@ -318,6 +319,16 @@ def _sending(app: Any, deadline: float) -> Iterator[None]:
             raise
         reason = str(error) or "it has not answered in time"
         raise BrokerUnreachable(f"The broker has not accepted the calls: {reason}") from error
+
+
+@contextmanager
+def _naming_item(task: Any, items: Sequence[Any], options: dict[str, Any]) -> Iterator[None]:
+    """Have the error of an item that cannot be encoded name it."""
+    try:
+        yield
+    except EncodeError as error:
+        serializer = options.get("serializer") or task.serializer
+        raise explained_items(error, task.name, serializer, items) from error
 
 
 @contextmanager

@@ -148,6 +148,8 @@ def test_whatever_fails_before_the_first_task_is_a_failed_load(
     with pytest.raises(LoadFailed) as failure:
         instance_of(model)
 
+    if hook == "predict":
+        words = f"Failing.predict: {words} (in the warm-up with the example 'example')"
     assert f"Failing on cpu: {words}" == str(failure.value)
     assert isinstance(failure.value.__cause__, kind)
 
@@ -157,7 +159,9 @@ def test_example_that_fails_alone_is_a_failed_load():
     model = failing(
         examples=lambda _: [1, 2], predict=lambda _, batch: [batch[0], KeyError("the second")]
     )
-    with pytest.raises(LoadFailed, match="Failing on cpu: KeyError: 'the second'"):
+    with pytest.raises(
+        LoadFailed, match=r"KeyError: .the second. .in the warm-up with the example 2, one of 2"
+    ):
         instance_of(model)
 
 

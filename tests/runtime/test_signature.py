@@ -90,6 +90,13 @@ def test_an_example_that_does_not_fit_is_named():
         warm(lambda: Several("x"), "several", "cpu")
 
 
+@pytest.mark.parametrize("examples", ["abc", b"abc", {"text": "a"}, 3, None])
+def test_examples_that_are_no_list_are_refused(examples):
+    """The letters of a text would be warmed up with."""
+    with pytest.raises(ConfigurationError, match=r"Static\.examples: must return a list of inputs"):
+        example_rows(Static, examples)
+
+
 def test_columns_go_where_they_are_asked_for():
     """Parameters by name only are given by name."""
     columns = [["a"], ["de"], [3]]

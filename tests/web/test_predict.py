@@ -416,9 +416,15 @@ def test_calls_that_cannot_be_waited_for_are_refused(
 
 
 def test_an_item_that_cannot_be_sent_is_no_lost_broker(redis_place: Place, ask: Callable[..., Any]):
-    """It fails its own request, and the next one is served."""
-    with pytest.raises(EncodeError):
+    """It fails its own request, and is named, and the next one is served."""
+    with pytest.raises(
+        EncodeError, match=r"double: .* has a object at \[1\], which the serializer"
+    ):
         ask(redis_place.double, [1, object()], timeout=AMPLE)
+    with pytest.raises(
+        EncodeError, match=r"has a set at \[0\]\['a'\], .* send a list of its values"
+    ):
+        ask(redis_place.double, [{"a": {1, 2}}], timeout=AMPLE)
 
     assert [42] == ask(redis_place.double, [21], timeout=AMPLE)
 

@@ -31,7 +31,7 @@ from celery.utils.log import current_process_index
 
 from celery_batch.compat.gc import collect_all, freeze_existing
 from celery_batch.config import Settings
-from celery_batch.errors import BatchError, ConfigurationError
+from celery_batch.errors import BatchError, ConfigurationError, LoadFailed
 from celery_batch.items.shapes import has_shapes, prepare_shapes, warm_up
 from celery_batch.runtime import devices, registry
 from celery_batch.runtime.failures import free_unused_memory, is_out_of_memory
@@ -188,7 +188,11 @@ def load_models(app: Any, tasks: Iterable[str], *, index: int = 0, processes: in
             registry.warm_up_with(task.model, task.name, partial(warm_up, task))
     for task in batch_tasks:
         if task.model is not None:
-            registry.instance_of(task.model)
+            try:
+                registry.instance_of(task.model)
+            except LoadFailed as error:
+                error.add_note(f"{task.model.__qualname__} is the model of the task {task.name}")
+                raise
         else:
             prepare_shapes(task)
     return device

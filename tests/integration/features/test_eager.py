@@ -150,7 +150,7 @@ def scores(app: Celery):
     @app.task(base=BatchTask, name="eager.scores")
     def scores(kind):
         made = {"array": np.array([{1}]), "list": [0.0, 0.0], "set": {1}, "range": range(3),
-                "complex": 1j, "key": {(1, 2): 3}}  # fmt: skip
+                "complex": 1j, "class": ValueError, "key": {(1, 2): 3}}  # fmt: skip
         return [{"scores": made[each], "pair": (1, 2)} for each in kind]
 
     return scores
@@ -177,6 +177,7 @@ def test_an_output_that_no_worker_could_store_fails(scores):
             "complex",
             r"has a complex at \['scores'\], which .* return numbers, texts, lists or dicts",
         ),
+        ("class", r"has a type at .* return an instance, such as ValueError\('...'\)"),
         (
             "key",
             r"the result serializer 'json' cannot encode the output: keys must be .* not tuple",
