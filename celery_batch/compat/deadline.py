@@ -20,6 +20,7 @@ from typing import Any
 
 from amqp.transport import SSLTransport, _AbstractTransport
 from celery.backends.redis import RedisBackend
+from kombu import connection
 from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection
 from redis.retry import Retry
@@ -74,13 +75,14 @@ def _limit_waits() -> None:
     _replace(AbstractConnection, "send_packed_command", _sending_redis)
     _replace(AbstractConnection, "read_response", _talking_redis)
     _replace(RedisBackend, "on_connection_error", _retrying_backend)
+    _replace(connection, "retry_over_time", _retrying_connection)
 
 
 def _replace(kind: Any, name: str, limited: Callable[[Any], Any]) -> None:
     method = getattr(kind, name, None)
     if method is None:
         text = "%s has no %s: a broker that hangs may keep senders beyond their deadlines"
-        logger.warning(text, kind.__qualname__, name)
+        logger.warning(text, kind.__name__, name)
     else:
         setattr(kind, name, limited(method))
 
@@ -181,6 +183,23 @@ def _talking_redis(talk: Any) -> Any:
                 sock.settimeout(self.socket_timeout if timeout else timeout)
 
     return talk_in_time
+
+
+def _retrying_connection(retry: Any) -> Any:
+    """Have kombu try again until the deadline to connect, and sleep no longer between."""
+
+    @wraps(retry)
+    def retry_in_time(
+        fun: Any, catch: Any, args: Any, kwargs: Any, errback: Any, *more: Any, **options: Any
+    ) -> Any:
+        def wait(error: Exception, *found: Any) -> float:
+            if time.monotonic() >= current_deadline():
+                raise error
+            return _limited(errback(error, *found)) or 0.0
+
+        return retry(fun, catch, args, kwargs, wait, *more, **options)
+
+    return retry_in_time
 
 
 def _retrying_backend(wait: Any) -> Any:

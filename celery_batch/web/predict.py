@@ -308,9 +308,10 @@ def _sending(app: Any, deadline: float) -> Iterator[None]:
         # Py-amqp raises OSError itself for a closed connection.
         if not (isinstance(cause, _UNREACHABLE) or type(cause) is OSError):
             raise cause from None  # a call that could not be encoded, say
-        # Redis-py's own ends a connection or a read at the deadline, or earlier by a setting.
-        is_redis_s = isinstance(cause.__cause__ or cause, RedisTimeoutError)
-        is_late = isinstance(error, TimeoutError) or (is_redis_s and time.monotonic() >= deadline)
+        # A connection or a read ends at the deadline, or earlier by a setting.
+        has_timed_out = isinstance(cause.__cause__ or cause, (RedisTimeoutError, TimeoutError))
+        is_over = has_timed_out and time.monotonic() >= deadline
+        is_late = isinstance(error, TimeoutError) or is_over
         if is_late and deadline - began < _PAUSE:
             raise DeadlineExceeded("The timeout passed before the calls were sent.") from error
         if not isinstance(error, TimeoutError) and _is_disconnected(cause):

@@ -437,8 +437,15 @@ def test_a_short_request_closes_the_door_to_nobody(redis_place: Place, ask: Call
     assert [42] == ask(redis_place.double, [21], timeout=AMPLE)
 
 
+@pytest.mark.parametrize("scheme", ["redis", "amqp"])
+@pytest.mark.parametrize("is_prepared", [True, False])
 def test_a_broker_that_is_slower_than_a_short_request_is_not_away(
-    redis_place: Place, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    redis_place: Place,
+    ask: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    scheme: str,
+    *,
+    is_prepared: bool,
 ):
     """The connection that it does not make in time says nothing to the next request."""
     with (
@@ -447,17 +454,20 @@ def test_a_broker_that_is_slower_than_a_short_request_is_not_away(
         Celery(set_as_current=False) as app,
     ):
         patch.delenv("CELERY_BROKER_URL")  # undone before the place's own is
-        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        url = f"{scheme}://127.0.0.1:{silent.getsockname()[1]}/0"
         app.conf.update(broker_url=url, result_backend=redis_place.app.conf.result_backend)
-        prepare(app)
+        if is_prepared:
+            prepare(app)
 
         @app.task(base=BatchTask, name="unanswered")
         def task(item):
             return item
 
         for _ in range(2):
+            began = time.monotonic()
             with pytest.raises(DeadlineExceeded):
                 ask(task, [1], timeout=0.5)
+            assert time.monotonic() - began < 1.2  # kombu sleeps for 1 s or 2
 
 
 @pytest.mark.parametrize("namespace", ["", "CELERY"])
