@@ -49,6 +49,9 @@ _START_AFTER = 0.5
 #: Seconds for the thread to disconnect from the broker.
 _STOP_TIMEOUT = 5.0
 
+#: The same where the job was interrupted, or has failed: the broker may be the reason.
+_INTERRUPT_TIMEOUT = 0.5
+
 
 class _Mailbox(Mailbox):
     """Kombu's, but its reply queue is its own, and not that of the first thread that asked."""
@@ -97,9 +100,10 @@ class JobControl:
         self._thread.start()
         return self
 
-    def __exit__(self, *_exception: object) -> None:
+    def __exit__(self, kind: object, *_exception: object) -> None:
         self._has_ended.set()
-        self._thread.join(_STOP_TIMEOUT)  # if the broker hangs, it ends with the process
+        # If the broker hangs, it ends with the process.
+        self._thread.join(_STOP_TIMEOUT if kind is None else _INTERRUPT_TIMEOUT)
 
     def steps(
         self, backfill: Backfill, clock: Clock, save: Callable[[list[Answer]], int]

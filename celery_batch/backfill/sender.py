@@ -15,6 +15,7 @@ from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch.backfill.window import Answer, Chunk
 from celery_batch.cluster.control_client import ControlClient, impatient_connection
+from celery_batch.compat.deadline import waiting_until
 from celery_batch.compat.tasks import call_options
 from celery_batch.config import max_queue_of
 from celery_batch.errors import BackfillError, BatchError, ChunkFailed, QueueFull
@@ -49,6 +50,9 @@ def unserved(task: Any, options: dict[str, Any]) -> str:
 
 #: Seconds to wait for workers that say which tasks they have.
 _REPLY_TIMEOUT = 2.0
+
+#: Seconds to revoke what is pending at the end.
+_REVOKE_TIMEOUT = 1.5
 
 #: Seconds for which a worker that has answered is counted.
 _LATELY = 30.0
@@ -218,8 +222,9 @@ class Sender:
         results.clear()
 
     def revoke(self) -> list[Chunk]:
-        """Revoke all pending tasks, and return their chunks."""
-        return self._revoke(list(self._pending))
+        """Revoke all pending tasks, unless the broker hangs, and return their chunks."""
+        with waiting_until(time.monotonic() + _REVOKE_TIMEOUT):
+            return self._revoke(list(self._pending))
 
     def take_lost(self) -> list[Chunk]:
         """

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from threading import Thread
+import time
 
 import redis
 from celery import Celery
 
 from celery_batch import BatchTask
+from celery_batch.backfill.control import JobControl
 from celery_batch.backfill.engine import Backfill
 from celery_batch.backfill.window import Limits, Row
 from celery_batch.processes.managed_process import wait_until
@@ -55,14 +56,18 @@ def test_a_broker_that_hangs_does_not_keep_a_backfill_from_ending(tmp_path_facto
         limits = Limits(window=2, chunk_size=2)
         backfill = Backfill(double, [Row(n, str(n), (n,)) for n in range(2)], limits)
         backfill.step(timeout=0.0)
+        control = JobControl(app, "double")
+        control.__enter__()
         client = redis.Redis(unix_socket_path=str(server.directory / "redis.sock"))
         assert 1 == client.llen("celery")
+        wait_until(lambda: "" if client.pubsub_numsub() or client.pubsub_numpat() else "unheard",
+                   [], what="control", timeout=30)  # fmt: skip
         process = client.info()["process_id"]
         os.kill(process, signal.SIGSTOP)
-        ending = Thread(target=backfill.__exit__, daemon=True)
-        ending.start()
-        ending.join(30)
-        hangs = ending.is_alive()
+        began = time.monotonic()
+        backfill.__exit__(KeyboardInterrupt)
+        control.__exit__(KeyboardInterrupt)
+        took = time.monotonic() - began
         os.kill(process, signal.SIGCONT)
 
-    assert not hangs
+    assert took < 4.0  # a little over 2 s
