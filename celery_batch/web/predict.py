@@ -41,7 +41,7 @@ from celery_batch.client.results.listener import (
     listener_for,
     wait_for_listener,
 )
-from celery_batch.client.results.waiting import LoopWaker, wait_until_ended
+from celery_batch.client.results.waiting import LoopWaker, wait_until_ended, warn_if_loop_blocks
 from celery_batch.client.revoke import revoke_soon
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.deadline import waiting_until
@@ -129,6 +129,7 @@ def predict(
     if _runs_here(task, values):
         results = _eagerly(task, values, options)
     else:
+        warn_if_loop_blocks("use `await apredict(...)` in place of `predict(...)`")
         with _naming_item(task, values, options), _sending(task.app, deadline):
             _listen(task.app, deadline)
             results = _send(task, values, options)

@@ -16,7 +16,13 @@ import pytest
 from celery import Celery, states
 from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
-from celery.result import AsyncResult, EagerResult, denied_join_result, result_from_tuple
+from celery.result import (
+    AsyncResult,
+    EagerResult,
+    GroupResult,
+    denied_join_result,
+    result_from_tuple,
+)
 from kombu.exceptions import DecodeError
 
 from celery_batch.client.results.pending import PendingResults
@@ -115,6 +121,30 @@ def test_get_gives_up_in_time(background: FakeWorker):
 
     assert ([], []) == (pending.take_due(10), result.pending_result.callbacks)
     assert not background.app.backend._pending_results[0]
+
+
+def test_a_get_that_blocks_an_event_loop_is_warned_of_once(
+    background: FakeWorker, monkeypatch: pytest.MonkeyPatch
+):
+    """All coroutines stand still meanwhile; the warning names what to await instead."""
+    monkeypatch.setattr("celery_batch.client.results.waiting._has_warned", False)
+    first, second, *members = background.ask_many(4)
+    group = GroupResult("g", members, app=background.app)
+    background.answer(first, 1)
+
+    async def block() -> None:
+        assert 1 == first.get(timeout=SOON)  # is there, and blocks nothing
+        with (
+            pytest.warns(RuntimeWarning, match="use `await result` in place") as caught,
+            pytest.raises(CeleryTimeoutError),
+        ):
+            second.get(timeout=0.01)
+        assert __file__ == caught[0].filename
+        with pytest.raises(CeleryTimeoutError):
+            group.get(timeout=0.01)
+
+    soon(lambda: first.pending_result.value, "reply")
+    asyncio.run(block())
 
 
 def test_get_without_time_looks_once(background: FakeWorker):

@@ -415,6 +415,19 @@ def test_calls_that_cannot_be_waited_for_are_refused(
             ask(task, ["a", "b"], timeout=1.0, **options)
 
 
+def test_a_coroutine_that_calls_predict_is_warned(
+    redis_place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    """It blocks its event loop; the warning names `apredict`."""
+    monkeypatch.setattr("celery_batch.client.results.waiting._has_warned", False)
+
+    async def view() -> list[int]:
+        with pytest.warns(RuntimeWarning, match=r"use `await apredict\(...\)`"):
+            return predict(redis_place.double, [21], timeout=AMPLE)
+
+    assert [42] == asyncio.run(view())
+
+
 def test_an_item_that_cannot_be_sent_is_no_lost_broker(redis_place: Place, ask: Callable[..., Any]):
     """It fails its own request, and is named, and the next one is served."""
     with pytest.raises(

@@ -32,7 +32,12 @@ from celery_batch.client.results.pending import (
     is_in_callback,
 )
 from celery_batch.client.results.states import StateIterator
-from celery_batch.client.results.waiting import ThreadWaiter, is_stored_elsewhere, wait_until_ended
+from celery_batch.client.results.waiting import (
+    ThreadWaiter,
+    is_stored_elsewhere,
+    wait_until_ended,
+    warn_if_loop_blocks,
+)
 from celery_batch.compat.backend_hooks import as_stored
 from celery_batch.compat.kombu import decodes_json
 from celery_batch.compat.tasks import task_meta
@@ -99,6 +104,9 @@ def _is_plain(backend: Any) -> bool:
         and decodes_json()
     )
 
+
+#: What coroutines do instead of `get`.
+_AWAIT = "use `await result` in place of `result.get()`"
 
 #: What `get` takes after ``timeout`` and ``propagate``.
 _MORE = (
@@ -351,6 +359,8 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
             return None
         if options.get("on_message") or not self.is_received or is_in_callback():
             require_backend(self)
+            if self._meta is None:
+                warn_if_loop_blocks(_AWAIT)
             return super().get(timeout, propagate, **options)
         if options.get("disable_sync_subtasks", True):
             assert_will_not_block()
@@ -361,6 +371,7 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         if self._open() is not None:
             return self.maybe_throw(callback=callback) if propagate else self.result
         require_backend(self)
+        warn_if_loop_blocks(_AWAIT)
         meanwhile = partial(self._meanwhile, watch_parents, options.get("on_interval"))
         waiter = ThreadWaiter(self.app, timeout, meanwhile)
         if not (self._pending.registry.is_stale(self._pending) and has_ended(self)):
@@ -521,6 +532,7 @@ class BatchGroup(GroupResult):  # type: ignore[misc]
                 timeout, interval, no_ack, on_message, on_interval
             )
         self._on_full.finalize()
+        warn_if_loop_blocks("use `async for result in as_completed(group.results)`")
         return self._receive(ThreadWaiter(self.app, timeout, on_interval or noop))
 
     def _is_received(self) -> bool:

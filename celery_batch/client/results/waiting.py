@@ -7,6 +7,7 @@ import math
 import queue
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -19,10 +20,34 @@ from celery_batch.client.results.futures import future_of, has_ended
 from celery_batch.client.results.listener import TIMEOUT, listener_for
 from celery_batch.client.results.pending import PendingResult
 
-__all__ = ["LoopWaker", "ThreadWaiter", "is_stored_elsewhere", "wait_until_ended"]
+__all__ = [
+    "LoopWaker",
+    "ThreadWaiter",
+    "is_stored_elsewhere",
+    "wait_until_ended",
+    "warn_if_loop_blocks",
+]
 
 #: Seconds after which a waiting thread checks whether the listener still runs, as in Celery.
 CHECK_INTERVAL = 1.0
+
+
+#: Whether this process has been warned that it blocks an event loop.
+_has_warned = False
+
+
+def warn_if_loop_blocks(instead: str) -> None:
+    """Warn once, before a thread blocks whose event loop runs, and name what to await instead."""
+    global _has_warned  # noqa: PLW0603 (once in a process)
+    if _has_warned or asyncio._get_running_loop() is None:  # noqa: SLF001 (a documented function)
+        return
+    _has_warned = True
+    warnings.warn(
+        f"An event loop runs in this thread, and a blocking wait for results stops all of its"
+        f" coroutines meanwhile: {instead}",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 class ThreadWaiter:
