@@ -133,6 +133,7 @@ def test_a_get_that_blocks_an_event_loop_is_warned_of_once(
     background.answer(first, 1)
 
     async def block() -> None:
+        """Block the loop."""
         assert 1 == first.get(timeout=SOON)  # is there, and blocks nothing
         with (
             pytest.warns(RuntimeWarning, match="use `await result` in place") as caught,

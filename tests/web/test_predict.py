@@ -422,6 +422,7 @@ def test_a_coroutine_that_calls_predict_is_warned(
     monkeypatch.setattr("celery_batch.client.results.waiting._has_warned", False)
 
     async def view() -> list[int]:
+        """Block the loop."""
         with pytest.warns(RuntimeWarning, match=r"use `await apredict\(...\)`"):
             return predict(redis_place.double, [21], timeout=AMPLE)
 
