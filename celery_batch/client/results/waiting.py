@@ -39,7 +39,11 @@ _has_warned = False
 def warn_if_loop_blocks(instead: str) -> None:
     """Warn once, before a thread blocks whose event loop runs, and name what to await instead."""
     global _has_warned  # noqa: PLW0603 (once in a process)
-    if _has_warned or asyncio._get_running_loop() is None:  # noqa: SLF001 (a documented function)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if _has_warned:
         return
     _has_warned = True
     warnings.warn(
