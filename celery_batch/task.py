@@ -21,7 +21,7 @@ from celery.exceptions import Retry, TaskPredicate
 from celery_batch.batching.cost import CostLimits
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.backend_hooks import register_stored_results
-from celery_batch.compat.tasks import check_functions
+from celery_batch.compat.tasks import check_functions, evaluate_tasks_once
 from celery_batch.config import (
     Settings,
     isolates_failures,
@@ -72,6 +72,7 @@ from celery_batch.task_options import (
 register_types()
 register_stored_results()
 check_functions(refuse_model)
+evaluate_tasks_once()
 
 __all__ = ["BatchTask", "add_bootsteps", "model_task"]
 

@@ -7,16 +7,19 @@ Callers import this as well as workers, so it imports nothing of Celery's worker
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from functools import wraps
 from operator import methodcaller
 from typing import Any
 
 from celery import Celery, Task, group
+from celery.local import PromiseProxy
 
 __all__ = [
     "call_options",
     "check_functions",
+    "evaluate_tasks_once",
     "payload_of",
     "raise_parent_error",
     "send_groups_with",
@@ -32,6 +35,10 @@ task_meta: Callable[[Any], dict[str, Any]] = methodcaller("_get_task_meta")
 
 #: The first parameters of the method that sends a group, which are all that we rely on.
 _KNOWN = ["self", "tasks", "producer", "app"]
+
+#: Held by the thread that makes a task.  Another one waits for so many seconds at most: the first
+#: may wait for what the other one holds, such as the lock of an import.
+_evaluating, _LONGEST_WAIT = threading.RLock(), 1.0
 
 
 def check_functions(check: Callable[[Any], object]) -> None:
@@ -70,6 +77,32 @@ def send_groups_with(send: Callable[[Any, Any, Any, Callable[..., Any]], Any]) -
 
     _apply_tasks.is_ours = True  # type: ignore[attr-defined]
     group._apply_tasks = _apply_tasks  # noqa: SLF001
+
+
+def evaluate_tasks_once() -> None:
+    """
+    Have threads that use a task at the same time, and are the first, all use it.
+
+    What `app.task` returns makes the task with its first use.  A thread that came to it while
+    another one did that raised AttributeError, or made the task again.
+    """
+    own = getattr(PromiseProxy, "__evaluate__", None)
+    if own is None or getattr(own, "is_ours", False):
+        return
+
+    def evaluate(proxy: Any, *args: Any) -> Any:
+        is_held = _evaluating.acquire(timeout=_LONGEST_WAIT)
+        try:
+            try:
+                return object.__getattribute__(proxy, "__thing")
+            except AttributeError:
+                return own(proxy, *args)
+        finally:
+            if is_held:
+                _evaluating.release()
+
+    evaluate.is_ours = True  # type: ignore[attr-defined]
+    PromiseProxy.__evaluate__ = evaluate
 
 
 def payload_of(request: Any) -> tuple[Any, Any, Any]:
