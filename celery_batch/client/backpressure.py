@@ -81,15 +81,15 @@ class Admission:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         is_store = isinstance(error, _UNREACHABLE) and isinstance(error.__cause__, StoreError)
-        if self._depth is not None and isinstance(error, _UNREACHABLE) and not is_store:
-            self._depth.is_unreachable = True
-        self.close()
+        self.close(failures=int(isinstance(error, _UNREACHABLE) and not is_store))
 
-    def close(self) -> None:
-        """Note that the items are on their way no more; a second call does nothing."""
+    def close(self, failures: int = 0) -> None:
+        """Note that the items are on their way no more; a second call notes failures alone."""
         if self._depth is not None:
+            items = messages = 0
             with suppress(IndexError):  # it was closed before
-                self._depth.settle(*self._counted.pop())
+                items, messages = self._counted.pop()
+            self._depth.settle(items, messages, failures)
 
 
 #: Of calls that are not counted.

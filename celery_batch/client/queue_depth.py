@@ -12,7 +12,7 @@ Rules:
 3. Until the first measurement the queue is taken for empty, and what was admitted meanwhile
    counts.  All calls are admitted only where measuring is impossible.
 4. If a call or a measurement could not reach the broker, everything that was admitted counts
-   until the next measurement: no more calls than may wait try to reach a lost broker.
+   until a measurement that began later: no more calls than may wait try to reach a lost broker.
 
 So a process that alone sends to a queue never admits more than the limit.  `Depth` does no I/O
 and is given the time.
@@ -85,6 +85,8 @@ class Settled(NamedTuple):
 
     items: int = 0
     messages: int = 0
+    #: Calls that could not reach the broker.
+    failures: int = 0
 
 
 class _Measurement(NamedTuple):
@@ -132,17 +134,22 @@ class Depth:
             self.items += items
             return None
 
-    def settle(self, items: int, messages: int) -> None:
+    def settle(self, items: int, messages: int, failures: int = 0) -> None:
         """Note that items which were admitted have arrived or failed; a chunk is one message."""
         with self._guard:
-            self.settled = Settled(self.settled.items + items, self.settled.messages + messages)
+            before = self.settled
+            self.settled = Settled(
+                before.items + items, before.messages + messages, before.failures + failures
+            )
+            self.is_unreachable |= failures > 0
 
     def record(self, waiting: int, settled: Settled, now: float) -> None:
         """Record how many messages wait, and what was settled when the measurement began."""
         with self._guard:
             with_those_on_their_way = waiting - settled.items
             self._offset = max(waiting - self.items, min(self._offset, with_those_on_their_way))
-            self._unmeasured_since, self.is_unknown, self.is_unreachable = None, False, False
+            self._unmeasured_since, self.is_unknown = None, False
+            self.is_unreachable = self.settled.failures > settled.failures
             before, self._last = self._last, _Measurement(waiting, settled.messages, now)
         if before is None or now <= before.time or now - before.time > FRESH:
             self.rate = 0.0

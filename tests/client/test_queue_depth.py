@@ -73,6 +73,19 @@ def test_a_broker_that_cannot_be_reached_leaves_the_limit_standing() -> None:
     assert (False, 0) == (depth.may_be_unreachable, depth.waiting(9.0))
 
 
+def test_a_measurement_does_not_know_of_a_failure_that_came_later() -> None:
+    """The broker may have gone since it was asked: only the next answer says that it is there."""
+    depth = Depth()
+    began = depth.settled
+    depth.admit(1, 1, 0.0)
+    depth.settle(1, 1, failures=1)
+    depth.record(0, began, 0.1)
+    doubted = depth.may_be_unreachable
+    depth.record(0, depth.settled, 0.2)
+
+    assert (True, False) == (doubted, depth.may_be_unreachable)
+
+
 def test_what_a_measurement_may_have_missed_counts() -> None:
     """Items on their way during a measurement count until one that begins after they arrived."""
     depth = Depth()
