@@ -135,7 +135,7 @@ def test_retry_is_for_every_item_of_the_batch(redis_place: Place, first: str):
 
 def test_exhausted_retries_end_in_the_error(redis_place: Place):
     """An item that may not be tried again fails with the error that asked for it."""
-    results = [redis_place.again.delay(item) for item in ("never", "b")]
+    results = redis_place.again.delay_many(["never", "b"])
     for result in results:
         with pytest.raises(KeyError, match="gave up"):
             result.get(timeout=30)
@@ -143,7 +143,7 @@ def test_exhausted_retries_end_in_the_error(redis_place: Place):
 
 def test_replace_in_a_batch_function_is_refused(redis_place: Place):
     """What would answer one request and lose the others is an error for all."""
-    results = [redis_place.again.delay(item) for item in ("replace", "b")]
+    results = redis_place.again.delay_many(["replace", "b"])
     for result in results:
         with pytest.raises(ConfigurationError, match="replace\\(\\) replaces one request"):
             result.get(timeout=30)
