@@ -187,24 +187,28 @@ def test_what_is_left_finishes(shop: Shop, ask: Callable[..., Any]):
 def test_cancelled_calls_are_revoked(shop: Shop):
     """A request that is cancelled, as its client has gone, leaves nothing that would run."""
     worker = shop.worker("-c", "1")
-    blocking = shop.sluggish.delay(4.0)
-    eventually(lambda: shop.recall("sluggish"), "a busy worker")
+    worker.ask("batch_pause", task="shop.double")
 
     async def ask_and_go() -> None:
-        """Cancel when the calls are on their way."""
+        """Cancel when the worker has the calls."""
         asking = asyncio.ensure_future(apredict(shop.double, [1, 2, 3], timeout=AMPLE))
-        await asyncio.sleep(0.5)
+        await asyncio.to_thread(eventually, lambda: _waiting(worker, "shop.double") == 3, "calls")
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
 
     asyncio.run(ask_and_go())
     eventually(lambda: len(_revoked_ids(worker)) == 3, "a revoke")
-    assert 4.0 == blocking.get(timeout=AMPLE)
+    worker.ask("batch_resume", task="shop.double")
     after = predict(shop.double, [21], timeout=AMPLE)
 
     assert [42] == after
     assert [[21]] == [each["items"] for each in shop.recall("double")]
+
+
+def _waiting(worker: Any, task: str) -> int:
+    """Return how many calls of a task wait in a worker."""
+    return int(worker.status()[task].get("waiting", 0))
 
 
 def _revoked_ids(worker: Any) -> list[str]:
