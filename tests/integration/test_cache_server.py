@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.place import SOON, eventually
+from tests.services.place import SOON, batch_info, eventually
 from tests.services.shop import Shop, Worker, open_shop
 
 MODULE = "tests.services.caching"
@@ -53,7 +53,7 @@ def ask(shop: Shop, *items: Any) -> tuple[list[Any], int]:
     """Return the answers to items, and how many of them came from the cache."""
     results = shop.weighed.delay_many(items)
     answers = [result.get(timeout=SOON) for result in results]
-    return answers, sum(result.batch_info.cached for result in results)
+    return answers, sum(batch_info(result).cached for result in results)
 
 
 def await_hits(shop: Shop, *items: Any) -> None:
@@ -108,7 +108,7 @@ def test_cached_rows_cost_nothing(caching: Shop):
 
     assert [9, 2, 3, 8] == results.get(timeout=SOON)
     assert [2, 3] == sorted(caching.recall("tokens")[-1]["items"])
-    assert (2, 2) == (results.batch_info.size, results.batch_info.cached)
+    assert (2, 2) == (batch_info(results).size, batch_info(results).cached)
 
 
 @contextmanager

@@ -35,6 +35,11 @@ def eventually(ready: Callable[[], Any], what: str, timeout: float = SOON) -> An
     return answers[-1]
 
 
+def batch_info(result: Any) -> Any:
+    """Return the facts of a result's batch, which may come a moment after a poll has found it."""
+    return eventually(lambda: result.batch_info, "the facts of a batch")
+
+
 @dataclass
 class Place:
     """

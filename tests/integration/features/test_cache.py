@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_batch import BatchInfo, ChunkFailed
-from tests.services.place import SOON, Place, eventually
+from tests.services.place import SOON, Place, batch_info, eventually
 
 EVERY_POOL = ("prefork", "solo", "threads")
 
@@ -29,7 +29,7 @@ def await_cached(place: Place, *items: int) -> None:
 
 def infos(results: list[Any]) -> list[BatchInfo]:
     """Return the batch information of results that are there."""
-    return [result.batch_info for result in results]
+    return [batch_info(result) for result in results]
 
 
 @pytest.mark.pools(*EVERY_POOL)

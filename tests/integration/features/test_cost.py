@@ -8,7 +8,7 @@ import pytest
 
 from celery_batch import ChunkFailed, InvalidCost, ItemTooLarge
 from tests.integration.features.test_chunks import close_both_slots
-from tests.services.place import SOON, Place
+from tests.services.place import SOON, Place, batch_info
 
 #: Batches are made of what has been received, in whatever way.
 pytestmark = pytest.mark.alike_on_brokers
@@ -37,7 +37,7 @@ def test_each_gets_its_own_result_from_batches_of_similar_lengths(place: Place):
     assert sorted(lengths) == sorted(place.items("tokens"))
     # In the order of arrival a batch would have two texts, and a third of it would be padding.
     assert sum(costs(place)) < 1.25 * sum(lengths)
-    assert all(result.batch_info.size <= 25 for result in results)
+    assert all(batch_info(result).size <= 25 for result in results)
 
 
 def test_a_chunk_runs_in_calls_of_similar_lengths(place: Place):

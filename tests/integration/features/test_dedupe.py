@@ -7,7 +7,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_batch import PoisonItem
 from tests.integration.features.test_chunks import close_both_slots
-from tests.services.place import SOON, Place
+from tests.services.place import SOON, Place, batch_info
 
 EVERY_POOL = ("prefork", "threads")  # on solo nothing waits while a batch runs
 
@@ -25,7 +25,7 @@ def test_equal_items_are_one_row(place: Place):
     assert [[1, 2, 3, 4], [5]] == sorted(place.batches("deduped"))
     assert len(items) == len({result.id for result in results})
     assert ["SUCCESS"] * len(items) == [result.state for result in results]
-    assert {4, 1} == {result.batch_info.size for result in results}
+    assert {4, 1} == {batch_info(result).size for result in results}
 
 
 def test_what_differs_is_another_row(place: Place):

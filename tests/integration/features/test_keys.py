@@ -6,7 +6,7 @@ import pytest
 
 from celery_batch import ChunkFailed, InvalidKey, PoisonItem
 from tests.integration.features.test_chunks import close_both_slots
-from tests.services.place import SOON, Place, eventually
+from tests.services.place import SOON, Place, batch_info, eventually
 
 #: Batches are made of what has been received, in whatever way.
 pytestmark = pytest.mark.alike_on_brokers
@@ -27,7 +27,7 @@ def test_only_requests_of_one_key_share_a_batch(place: Place):
 
     assert [f"{'de' if int(text) % 2 else 'fr'}: {text}" for text in texts] == place.get(results)
     assert [("de", *"1357"), ("fr", *"0246")] == sorted(calls(place))
-    assert 4 == results[0].batch_info.size
+    assert 4 == batch_info(results[0]).size
 
 
 def test_a_default_and_a_named_argument_are_keys(place: Place):
@@ -79,7 +79,7 @@ def test_halves_after_out_of_memory_have_the_key(place: Place):
     place.open_gate(gate)
 
     assert ["de: a", "de: b", "de: c", "de: d"] == place.get(results)
-    assert [2] * 4 == [result.batch_info.size for result in results]
+    assert [2] * 4 == [batch_info(result).size for result in results]
 
 
 def test_those_that_may_kill_their_process_run_alone_with_their_key(place: Place):

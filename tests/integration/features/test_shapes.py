@@ -6,7 +6,7 @@ import pytest
 
 from celery_batch import ItemTooLarge
 from tests.integration.features.test_chunks import close_both_slots
-from tests.services.place import SOON, Place
+from tests.services.place import SOON, Place, batch_info
 
 #: Batches are made of what has been received, in whatever way.
 pytestmark = pytest.mark.alike_on_brokers
@@ -32,7 +32,7 @@ def test_calls_are_filled_up_to_their_sizes(place: Place):
     assert padding >= 1
     assert (3, padding) == tuple(after[each] - before[each] for each in ("rows", "padding_rows"))
     assert [2, 4, 8] == after["batch_sizes"]
-    assert (8, True) == (after["max_batch_size"], all(r.batch_info.size <= 3 for r in results))
+    assert (8, True) == (after["max_batch_size"], all(batch_info(r).size <= 3 for r in results))
 
 
 def test_a_bad_item_fails_alone(place: Place):

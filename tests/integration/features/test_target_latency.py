@@ -14,7 +14,7 @@ from celery.result import AsyncResult
 from celery_batch import BatchPlan, QueueFull, apredict, predict
 from celery_batch.protocol import SENT
 from celery_batch.web.errors import http_error, task_error
-from tests.services.place import SOON, Place, eventually
+from tests.services.place import SOON, Place, batch_info, eventually
 
 TASK = "f.paced"
 
@@ -65,7 +65,7 @@ def test_results_tell_how_their_batch_was_chosen(taught: Place):
     """They have the model as it was known, the limit with its reason, and what was predicted."""
     result = taught.paced.delay(21)
     assert 42 == result.get(timeout=SOON)
-    info = result.batch_info
+    info = batch_info(result)
 
     assert isinstance(info.plan, BatchPlan)
     assert info.reason in {"idle", "timeout", "ahead"}
@@ -78,7 +78,7 @@ def test_padding_is_told(place: Place):
     """What part of the work was padding is known where items have a cost, or calls a size."""
     result = place.tokens.delay_rows(["x" * 10, "x" * 10, "x" * 4])
     result.get(timeout=SOON)
-    info = result.batch_info
+    info = batch_info(result)
 
     fixed = place.sizes.delay_rows([1, 2, 3, 4])
     plain = place.double.delay(1)
@@ -87,8 +87,8 @@ def test_padding_is_told(place: Place):
 
     assert pytest.approx(6 / 30, abs=1e-3) == info.padding
     assert info.plan is None
-    assert 0.0 == fixed.batch_info.padding
-    assert plain.batch_info.padding is None
+    assert 0.0 == batch_info(fixed).padding
+    assert batch_info(plain).padding is None
 
 
 def test_calls_that_would_be_late_are_refused(taught: Place):

@@ -145,11 +145,11 @@ def celery_includes():
     return ["celery.contrib.testing.tasks"]
 
 
-def until(condition):
-    """Return when a condition holds."""
+def until(condition, found=lambda: ""):
+    """Return when a condition holds; else say what was found."""
     end = time.monotonic() + SOON
     while not condition():
-        assert time.monotonic() < end
+        assert time.monotonic() < end, found()
         time.sleep(0.01)
 
 
@@ -172,7 +172,7 @@ def leaves_nothing():
     """Fail where a test, whose app and worker have ended by then, has changed the process."""
     before = process_state()
     yield
-    until(lambda: not ours())
+    until(lambda: not ours(), ours)
     for old, new in zip(before, process_state(), strict=True):
         assert old == new
 
