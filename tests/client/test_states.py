@@ -215,6 +215,27 @@ def test_dropped_streams_leave_nothing(background: FakeWorker):
     assert float("inf") == registry.next_poll()
 
 
+def test_a_failed_poll_keeps_nothing(
+    background: FakeWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """A log record of the failure, which may be kept, keeps none of the results."""
+    registry = PendingResults.of(background.app)
+    background.ask()
+
+    def fail(_task_ids: list[str]) -> None:
+        raise TimeoutError("too slow")
+
+    monkeypatch.setattr(background.listener._store, "read", fail)
+    result = stranger(background)
+    registry.add_callback(result.pending_result, fail)
+    soon(lambda: caplog.records, "a poll that fails")
+    registry.remove_callback(result.pending_result, fail)
+    del result
+
+    assert "Cannot poll for results: too slow" in caplog.text
+    soon(lambda: gc.collect() >= 0 and not registry, "the end of all that is known of the result")
+
+
 def test_many_streams_are_one_look(background: FakeWorker, monkeypatch: pytest.MonkeyPatch):
     """A thousand streams cost a few reads each half second, on the connection there is."""
     looked: list[int] = []

@@ -193,7 +193,8 @@ class StorePoller:
             self._registry.deliver_states(changes)
         except Exception as error:  # noqa: BLE001 (whatever it is, polling has to go on)
             if not self._is_failing:
-                logger.warning("Cannot poll for results: %s", error)
+                # Not the error: a log record that is kept would keep all that was polled.
+                logger.warning("Cannot poll for results: %s", str(error))
             self._is_failing = True
             return time.monotonic() - began + 0.1
         self._is_failing = False
