@@ -42,13 +42,15 @@ def send(shop: Shop, message: dict) -> None:
 def test_a_large_body_is_decoded_in_the_pool_process_alone(each_shop: Shop):
     """The process that reads messages never calls a decoder on it, nor on what it lies in."""
     worker = each_shop.worker("-c", "1", SHOP_DECODED="1")
+    alone = each_shop.double.delay(LARGE).get(timeout=60)
+    pids = {fact["pid"] for fact in each_shop.recall("decoded")}
     answers = [each_shop.double.delay(LARGE) for _ in range(2)]
     small = each_shop.double.delay(1)
 
-    assert [LARGE * 2] * 2 == [each.get(timeout=60) for each in answers]
+    assert [LARGE * 2] * 3 == [alone, *[each.get(timeout=60) for each in answers]]
     assert 2 == small.get(timeout=60)
-    pids = {fact["pid"] for fact in each_shop.recall("decoded")}
     assert 1 == len(pids)
+    assert pids == {fact["pid"] for fact in each_shop.recall("decoded")}
     assert worker.pid not in pids
 
 

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 
 from celery import Celery
@@ -123,19 +124,27 @@ def _odd_one(one):
 
 def _note_decoding():
     """Remember which process decodes long texts."""
-    own, kombu_s = decoding._scan, Message._decode
+    from celery_batch.worker.dispatch import payload  # noqa: PLC0415 (callers need no worker)
 
-    def scan(text, start):
-        if len(text) > 100_000:
-            remember("decoded", pid=os.getpid())
-        return own(text, start)
+    kombu_s = Message._decode
 
     def decode(message):
-        if len(message.body) > 100_000:
-            remember("decoded", pid=os.getpid())
+        _note_length(message.body)
         return kombu_s(message)
 
-    decoding._scan, Message._decode = scan, decode
+    Message._decode = decode
+    for place, name in ((decoding, "_scan"), (payload, "loads")):
+        setattr(place, name, partial(_note_and_decode, getattr(place, name)))
+
+
+def _note_and_decode(decode, text, *args, **options):
+    _note_length(text)
+    return decode(text, *args, **options)
+
+
+def _note_length(text):
+    if len(text) > 100_000:
+        remember("decoded", pid=os.getpid())
 
 
 if os.environ.get("SHOP_DECODED"):
