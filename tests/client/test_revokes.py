@@ -154,14 +154,16 @@ def test_what_is_collected_is_sent_at_exit(
     here = sender()
     heard = here.redis.pubsub()
     heard.subscribe("/0.celery.pidbox")
-    assert "subscribe" == heard.get_message(timeout=5)["type"]
-    in_python(
+    assert "subscribe" == heard.get_message(timeout=60)["type"]
+    log = in_python(
+        "import logging, sys; logging.basicConfig(stream=sys.stdout)\n"
         "from celery import Celery; from celery_batch.client import revoke\n"
-        "revoke._AT_EXIT = 20.0\n"  # a busy machine may take longer than 2 s to connect
+        "revoke._AT_EXIT = 60.0\n"  # a busy machine may take longer than 2 s to connect
         f"app = Celery('x', broker={broker!r}, set_as_current=False)\n"
         f"{before}revoke.revoke_soon(app, ['the-id'])"
     )
     message = heard.get_message(timeout=10)
     heard.close()
 
+    assert message, log
     assert message["type"] == "message"
