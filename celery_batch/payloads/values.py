@@ -38,8 +38,8 @@ BYTES, JSON = "bytes", "json"
 
 #: Bytes of a value up to which its checksum is that of all of them; of a larger one so many pieces
 #: of so many bytes, from the first to the last: all would take as long as to send them.
-_CHECKED_WHOLE = 1 << 16
-_PIECES, _PIECE = 16, 1 << 12
+_CHECKED_WHOLE = 1 << 13
+_PIECES, _PIECE = 12, 1 << 9
 
 
 class PayloadReference(NamedTuple):
@@ -97,12 +97,11 @@ def _checksum(values: Iterable[Any]) -> int:
     checksum = 0
     for value in values:
         view = memoryview(value)
-        if len(view) <= _CHECKED_WHOLE:
-            checksum = zlib.crc32(view, checksum)
-            continue
-        last = len(view) - _PIECE
-        for start in (last * n // (_PIECES - 1) for n in range(_PIECES)):
-            checksum = zlib.crc32(view[start : start + _PIECE], checksum)
+        if len(view) > _CHECKED_WHOLE:
+            last = len(view) - _PIECE
+            starts = [last * n // (_PIECES - 1) for n in range(_PIECES)]
+            view = memoryview(b"".join([view[start : start + _PIECE] for start in starts]))
+        checksum = zlib.crc32(view, checksum)
     return checksum
 
 

@@ -49,8 +49,7 @@ logger = logging.getLogger(__name__)
 _WARNING_INTERVAL = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The outcome of one item: a value, or an error."""
 
     value: Any = None  # the model's output for the item

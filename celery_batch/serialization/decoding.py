@@ -27,6 +27,7 @@ __all__ = [
     "OnceDecoded",
     "Undecoded",
     "decode_arguments",
+    "decode_body",
     "decode_envelope",
     "decode_envelopes",
     "decode_json",
@@ -171,20 +172,20 @@ def payload_of(message: Any) -> Any:
             if _is_plain(message):
                 body = message.body
                 text = body.decode() if type(body) is bytes else body
-                set_decoded_body(message, _decode_body(text))
+                set_decoded_body(message, decode_body(text, encoded_hook))
             elif _is_accepted(message, CONTENT_TYPE):
                 set_decoded_body(message, decode_binary(message.body, lambda array: array))
     return message.payload
 
 
-def _decode_body(text: str) -> Any:
-    """Return a body decoded; those that embed nothing share what says so."""
+def decode_body(text: str, hook: Callable[[dict[str, Any]], Any] = object_hook) -> Any:
+    """Return a body decoded, as `decode_json`; those that embed nothing share what says so."""
     if text.endswith(_NO_EMBED):
         # The end is in no string, whose quotes would be escaped: what is left is a list.
-        found = decode_json(f"{text[: -len(_NO_EMBED)]}]", encoded_hook)
+        found = decode_json(f"{text[: -len(_NO_EMBED)]}]", hook)
         if found:
             return [*found, NOTHING_EMBEDDED]
-    return decode_json(text, encoded_hook)
+    return decode_json(text, hook)
 
 
 def decode_arguments(message: Any) -> tuple[Any, Any, dict[str, Any]]:

@@ -41,6 +41,8 @@ _MARK = '"__type__": '
 _encode = JSONEncoder().encode
 
 
+_INTEGERS = frozenset((int,))
+
 #: The type of stored values in kombu's JSON.
 STORED = "batch-payload"
 
@@ -87,10 +89,14 @@ class StoredValue:
     @classmethod
     def from_json(cls, value: Any) -> Self:
         """Return the value that `to_json` has written; raise `ValueError` for anything else."""
-        match value:
-            case [index, str(kind), str(dtype), [*shape]]:
-                if all(type(number) is int and number >= 0 for number in (index, *shape)):
+        try:
+            index, kind, dtype, shape = value
+            if type(kind) is str and type(dtype) is str and type(shape) is list:
+                numbers = [index, *shape]
+                if _INTEGERS.issuperset(map(type, numbers)) and min(numbers) >= 0:
                     return cls(index, kind, dtype, shape)
+        except (TypeError, ValueError):
+            pass
         raise ValueError("a stored value has an index, a kind, a dtype and a shape")
 
 

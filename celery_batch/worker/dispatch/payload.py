@@ -7,9 +7,8 @@ Pickled one by one, each would carry the names and all the values again.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 from kombu.serialization import loads
 
@@ -23,8 +22,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """One request on its way to the pool process, its body still encoded."""
 
     task_id: str
@@ -120,14 +118,13 @@ class BatchPayload(list[Delivery]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle them as columns, which pool processes turn back into a list."""
-        names = Delivery.__slots__
-        columns = [_pack([getattr(each, name) for each in self]) for name in names]
+        columns = [_pack(column) for column in zip(*self, strict=True)]
         return _unload, (len(self), columns, vars(self))
 
 
 def _unload(count: int, columns: Iterable[Any], about: dict[str, Any]) -> BatchPayload:
     rows = zip(*(_unpack(each, count) for each in columns), strict=True)
-    return BatchPayload([Delivery(*row) for row in rows], **about)
+    return BatchPayload(map(Delivery._make, rows), **about)
 
 
 def _pack(values: Sequence[Any]) -> tuple[str, Any]:

@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -229,8 +228,8 @@ class _BatchTrace:
         """Store that a request has failed, for its callbacks and its chord, too."""
         logger.error("%s[%s] has failed: %r", self._task.name, delivery.task_id, error)
         with suppress(Exception):  # whatever is wrong with its body, too
-            *_, embed = replace(delivery, stored=None).decode(self._accept)
-            delivery = replace(delivery, request={**delivery.request, **embed})
+            *_, embed = delivery._replace(stored=None).decode(self._accept)
+            delivery = delivery._replace(request={**delivery.request, **embed})
         return self._fail(delivery, error)
 
     def _find_fast_items(self) -> None:

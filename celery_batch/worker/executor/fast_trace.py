@@ -13,8 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import signals, states
 from celery.app import trace
@@ -29,7 +28,7 @@ from celery_batch.compat.kombu import decodes_json
 from celery_batch.compat.older_celery import compression_of
 from celery_batch.protocol import READS_PAYLOADS, REPLY_HEADER, ROWS
 from celery_batch.serialization.arrays import describe
-from celery_batch.serialization.decoding import decode_json
+from celery_batch.serialization.decoding import decode_body
 from celery_batch.serialization.typed_json import encode_json
 from celery_batch.task import BatchTask
 from celery_batch.worker.dispatch.follow_up import TraceResult
@@ -51,8 +50,7 @@ _EMBEDDED = {"callbacks", "errbacks", "chain", "chord"}
 _JSON = "application/json"
 
 
-@dataclass(slots=True)
-class FastItem:
+class FastItem(NamedTuple):
     """An item that takes the fast path."""
 
     request: dict[str, Any]
@@ -158,7 +156,7 @@ class FastTrace:
     def _decode(self, delivery: Delivery) -> tuple[Any, dict[str, Any], dict[str, Any]]:
         if self._reads_json and delivery.content_type == _JSON:
             body = delivery.body
-            return delivery.checked(decode_json(body.decode() if isinstance(body, bytes) else body))
+            return delivery.checked(decode_body(body.decode() if isinstance(body, bytes) else body))
         return delivery.decode(self._accept)
 
     def _needs_tracer(self, request: dict[str, Any], embed: dict[str, Any]) -> bool:

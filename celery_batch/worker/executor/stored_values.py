@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
@@ -66,7 +65,7 @@ def read_stored_values(task: Any, payload: BatchPayload) -> dict[int, Exception 
     values = _read(payloads.store, payload, references)
     for (index, reference), data in zip(references.items(), values, strict=True):
         try:
-            payload[index] = replace(payload[index], stored=reference.split(data))
+            payload[index] = payload[index]._replace(stored=reference.split(data))
         except InvalidPayload as error:
             has_ended = data is None and _has_ended(task, payload[index])
             found[index] = Instead.ENDED if has_ended else error
