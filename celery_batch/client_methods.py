@@ -86,7 +86,8 @@ class ClientMethods(Task):  # type: ignore[misc]
                 except Exception as error:
                     if not is_lost_backend(error):
                         raise
-                    words = f"The result backend cannot be reached: {error}"
+                    # Celery's own words are of a restart, which nothing here needs.
+                    words = f"The result backend cannot be reached: {error.__cause__ or error}"
                     raise OperationalError(words) from error
             return result
 

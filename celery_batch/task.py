@@ -60,10 +60,12 @@ from celery_batch.serialization.row_digest import check_version
 from celery_batch.serialization.typed_json import register_types
 from celery_batch.task_options import (
     NO_PYDANTIC,
+    check_celery_options,
     check_model_options,
     check_retried_errors,
     keep_app_class,
     listable_signature,
+    refuse_misspelt_annotations,
     refuse_model,
     refuse_unknown_options,
 )
@@ -207,7 +209,7 @@ class BatchTask(ChunkCalls, ClientMethods):
             keep_app_class(cls, vars(cls)["app"])
         if cls.run in (Task.run, BatchTask._run_item) or not cls.traces_items:
             return  # a base class, or a task whose `run` has been replaced
-        refuse_unknown_options(cls, {*dir(BatchTask), *dict(Task.from_config)})
+        refuse_unknown_options(cls, BatchTask._known_options())
         check_retried_errors(cls)
         cls._batch_signature = listable_signature(cls)
         cls._batch_run = inspect.getattr_static(cls, "run")
@@ -216,6 +218,10 @@ class BatchTask(ChunkCalls, ClientMethods):
         cls._key_names = key_names(by_model if own is None else own)
         cls.run = BatchTask._run_item
 
+    @staticmethod
+    def _known_options() -> set[str]:
+        return {*dir(BatchTask), *dict(Task.from_config)}
+
     @classmethod
     def on_bound(cls, app: Any) -> None:
         """Check the options together with the app's settings, and add the worker's bootsteps."""
@@ -223,6 +229,7 @@ class BatchTask(ChunkCalls, ClientMethods):
         if cls.run is not BatchTask._run_item:
             return  # a base class, not a task yet
         Settings.of(app)
+        refuse_misspelt_annotations(cls, BatchTask._known_options())
         policy_of(cls)
         item_cost_of(cls)
         check_version(cls)
@@ -234,6 +241,7 @@ class BatchTask(ChunkCalls, ClientMethods):
         outputs_of(cls)
         max_queue_of(app, cls)
         check_queue_cost(cls)
+        check_celery_options(cls)
         add_bootsteps(app)
 
     def _run_item(self, *args: Any, **kwargs: Any) -> Any:

@@ -8,11 +8,15 @@ need into that class: Flask's pushes the app's context, Django's sends on commit
 from __future__ import annotations
 
 import inspect
+import math
 from difflib import get_close_matches
 from typing import Any
 
+from celery.app.annotations import resolve_all
 from celery.utils.imports import symbol_by_name
+from celery.utils.time import rate
 
+from celery_batch.batching.policy import require
 from celery_batch.compat.older_celery import is_pydantic
 from celery_batch.config import did_you_mean
 from celery_batch.errors import ConfigurationError
@@ -20,10 +24,12 @@ from celery_batch.runtime.model import Model
 
 __all__ = [
     "NO_PYDANTIC",
+    "check_celery_options",
     "check_model_options",
     "check_retried_errors",
     "keep_app_class",
     "listable_signature",
+    "refuse_misspelt_annotations",
     "refuse_model",
     "refuse_unknown_options",
 ]
@@ -99,6 +105,26 @@ def refuse_unknown_options(cls: Any, known: set[str]) -> None:
             )
 
 
+def refuse_misspelt_annotations(cls: Any, known: set[str]) -> None:
+    """
+    Refuse what ``task_annotations`` gives a task that is almost called as an option of ours.
+
+    Other attributes may be for other tasks, or for the user's own base class.
+    """
+    options, inherited = (
+        _OF_TASKS | _OF_MODELS,
+        {name for base in cls.__mro__[1:] for name in vars(base)},
+    )
+    for annotation in resolve_all(cls.app.annotations, cls):
+        for name in annotation.keys() - known - _UNDECLARED - inherited:
+            near = get_close_matches(_bare(name), [*map(_bare, options)], n=1, cutoff=_CLOSE)
+            if near and not name.startswith("@"):
+                raise ConfigurationError(
+                    f"task_annotations: {cls.name}.{name}: no such task option"
+                    f"{did_you_mean(name, options)}"
+                )
+
+
 def check_retried_errors(cls: Any) -> None:
     """Refuse what is no list of exception classes: Celery takes the letters of a text."""
     for option in ("autoretry_for", "dont_autoretry_for"):
@@ -110,6 +136,28 @@ def check_retried_errors(cls: Any) -> None:
                 f"{cls.name or cls.__qualname__}.{option}: must be a tuple of exception classes,"
                 f" such as (ValueError,), got {kinds!r}"
             )
+
+
+def check_celery_options(task: Any) -> None:
+    """Refuse values of Celery's options with which a worker ends, or refuses every call."""
+    for option in ("time_limit", "soft_time_limit"):
+        seconds = getattr(task, option)
+        is_limit = _is_number(seconds) and 0 <= seconds < math.inf
+        name = f"{task.name}.{option}"
+        require(seconds is None or is_limit, name, "seconds as a number from 0 up", seconds)
+    priority = getattr(task, "priority", None)
+    is_priority = _is_number(priority) and isinstance(priority, int) and priority >= 0
+    expected = "a whole number from 0 up"
+    require(priority is None or is_priority, f"{task.name}.priority", expected, priority)
+    try:
+        rate(task.rate_limit)
+    except (KeyError, ValueError):
+        expected = 'a number of items, by the second, minute or hour, such as "100/m"'
+        require(False, f"{task.name}.rate_limit", expected, task.rate_limit)  # noqa: FBT003
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def check_model_options(model: type[Model]) -> None:

@@ -297,6 +297,28 @@ def test_a_shape_that_fails_is_a_failed_start(app, calls, example, message):
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"padding_row": lambda: {}["pad"]},
+            r"shop\.add\.padding_row: raised KeyError: 'pad'",
+        ),
+        (
+            {"batch_lengths": (4,), "example": ["a" * 4]},
+            r"shop\.add\.example: must be a function that returns an input of a length, got \['aa",
+        ),
+    ],
+    ids=["padding_row", "example"],
+)
+def test_an_option_that_cannot_be_called_is_named(app, calls, options, message):
+    """An error of a function that is an option, or a value in its place, names the option."""
+    task_of(app, calls, batch_sizes=(1, 2), **options)
+
+    with pytest.raises(LoadFailed, match=message):
+        load_models(app, ["shop.add"])
+
+
+@pytest.mark.parametrize(
     "padding_row",
     [("long", 0), lambda: ("long", 0), (5, 0)],
     ids=["row", "function", "no cost"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
@@ -114,6 +115,46 @@ class TestOptions:
         task = make(app, **options)
 
         assert options == {name: getattr(task, name) for name in options}
+
+    @pytest.mark.parametrize("task", ["shop.t", "*"])
+    def test_misspelt_in_annotations(self, app: Celery, task: str):
+        """A setting gives options, too; what is no option of ours may be another task's."""
+        app.conf.task_annotations = {task: {"max_batchsize": 3}}
+        message = refusal(lambda: make(app, name="shop.t"))
+
+        said = "shop.t.max_batchsize: no such task option; did you mean max_batch_size?"
+        assert f"task_annotations: {said}" == message
+
+    def test_other_annotations(self, app: Celery):
+        """Options, attributes and decorators of methods are left alone."""
+        given = {"max_batch_size": 3, "rate_limit": "9/s", "channel": "#ops", "@run": lambda f: f}
+        app.conf.task_annotations = {"*": given}
+        task = make(app, name="shop.t")
+
+        assert (3, "9/s", "#ops") == (task.max_batch_size, task.rate_limit, task.channel)
+
+    @pytest.mark.parametrize(
+        ("option", "value", "expected"),
+        [
+            ("time_limit", "10", "seconds as a number from 0 up"),
+            ("soft_time_limit", -1, "seconds as a number from 0 up"),
+            ("time_limit", math.inf, "seconds as a number from 0 up"),
+            ("priority", "high", "a whole number from 0 up"),
+            ("priority", 2.5, "a whole number from 0 up"),
+            ("priority", True, "a whole number from 0 up"),
+            ("rate_limit", "abc", 'a number of items, by the second, minute or hour, such as "1'),
+            ("rate_limit", "10/d", 'a number of items, by the second, minute or hour, such as "1'),
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore::celery.exceptions.CDeprecationWarning")
+    def test_celery_s_that_no_worker_takes(
+        self, app: Celery, option: str, value: Any, expected: str
+    ):
+        """A worker would end, or refuse each call, and name no task."""
+        message = refusal(lambda: make(app, name="shop.t", **{option: value}))
+
+        assert message.startswith(f"shop.t.{option}: must be {expected}")
+        assert message.endswith(f", got {value!r}")
 
     @pytest.mark.parametrize(
         "options",

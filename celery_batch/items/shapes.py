@@ -242,7 +242,11 @@ def _rows(task: Any, instance: Model | None, length: int | None) -> list[Row]:
         return _examples(instance) or _fillers(task, instance)
     own = own_attribute(task, "example")
     example = own if own is not None else instance.example  # type: ignore[union-attr]
-    name, found = f"{task.name}.example", example(length)
+    name = f"{task.name}.example"
+    if not callable(example):
+        expected = "must be a function that returns an input of a length"
+        raise ConfigurationError(f"{name}: {expected}, got {example!r}")
+    found = example(length)
     if found is None:
         raise ConfigurationError(f"{name}: must return an input, example({length}) returned None")
     return [row_of(name, task._batch_signature, found)]
@@ -261,7 +265,13 @@ def _filler(task: Any, instance: Model | None) -> Row:
     padding = own_attribute(task, "padding_row")
     if padding is None:
         padding = instance.padding_row  # type: ignore[union-attr]
-    return _row(task, padding() if callable(padding) else padding)
+    if callable(padding):
+        try:
+            padding = padding()
+        except Exception as error:
+            words = f"{task.name}.padding_row: raised {type(error).__name__}: {error}"
+            raise ConfigurationError(words) from error
+    return _row(task, padding)
 
 
 def _row(task: Any, padding: Any) -> Row:

@@ -1,4 +1,4 @@
-"""Results of an app without a result backend."""
+"""Results of an app without a result backend, or with one that is away."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from kombu.exceptions import OperationalError
 
 from celery_batch import BatchTask, ConfigurationError, as_completed
 
@@ -54,3 +55,19 @@ def test_nothing_waits_for_a_result_that_cannot_come(
         wait(result)
 
     assert not [each for each in caplog.records if each.name == "asyncio"]
+
+
+def test_lost_backend_is_named(monkeypatch: pytest.MonkeyPatch):
+    """What its client says is said, and not Celery's advice to start the caller anew."""
+    monkeypatch.delenv("CELERY_RESULT_BACKEND", raising=False)
+    with Celery("shop", broker="memory://", set_as_current=False) as app:
+        app.conf.result_backend = "redis://127.0.0.1:1/0"
+        task = app.task(base=BatchTask, name="shop.lost")(_same)
+
+        with pytest.raises(
+            OperationalError, match=r"^The result backend cannot be reached: "
+        ) as no:
+            task.delay(1)
+
+    assert "127.0.0.1:1" in str(no.value)
+    assert "restarted" not in str(no.value)

@@ -8,6 +8,7 @@ import pickle
 import re
 import struct
 from functools import cache
+from typing import Any
 
 import amqp
 import pytest
@@ -187,6 +188,16 @@ def test_caller_of_a_refused_message_hears_why(each_shop: Shop):
 
     assert MessageRefused is refused.type
     assert f"its task is 'shop.double'; its id is '{too_large.id}'; it begins" in worker.log
+
+
+@pytest.mark.parametrize("properties", [{"priority": "high"}, {"reply_to": 7}], ids=repr)
+def test_caller_of_wrong_properties_hears_why(shop: Shop, properties: dict[str, Any]):
+    """What is wrong may be an address, too: the id is enough to store a failure."""
+    shop.worker("-c", "1")
+    wrong = shop.double.apply_async((1,), **properties)
+
+    with pytest.raises(MessageRefused, match=f"property {next(iter(properties))} cannot be "):
+        wrong.get(timeout=30)
 
 
 def test_compressed_message_is_measured_as_it_expands(each_shop: Shop):

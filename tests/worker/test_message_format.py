@@ -123,6 +123,23 @@ def test_header_of_a_wrong_type_is_named(name: str, value: object):
         check_headers(fields(**{name: value}), {})
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (["10", None], "['10', None]"),
+        (["x" * 99, None], "['" + "x" * 58),
+        ([1, 2, 3], "a list"),
+        ([{}], "a list"),
+    ],
+)
+def test_a_pair_of_limits_is_shown(value: object, shown: str):
+    """Which of two time limits is wrong can be read, and nothing long is printed."""
+    with pytest.raises(Malformed) as refused:
+        check_headers(fields(timelimit=value), {})
+
+    assert f"timelimit cannot be {shown}" == str(refused.value)
+
+
 @pytest.mark.parametrize("value", [nested(51), {"x": list(range(10_001))}, ["x" * 300_000]])
 def test_large_or_deep_headers_are_refused(value: object):
     """Levels, values and characters are all bounded."""

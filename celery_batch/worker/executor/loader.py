@@ -233,7 +233,10 @@ def load_in_pool_process() -> None:
     if overlap_state(app, plan.processes).is_on:
         start_threads(app)
     freeze_existing()
-    _listen(app, plan.socket)
+    try:
+        _listen(app, plan.socket)
+    except FileNotFoundError:  # the worker ends already, and has logged why
+        return
     _report(plan, None)
 
 

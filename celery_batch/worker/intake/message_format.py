@@ -201,8 +201,12 @@ def _check_body(body: Any, encoding: Any, codecs: Mapping[str, Any]) -> None:
 
 
 def _short(value: Any) -> str:
-    shown = repr(value) if isinstance(value, (str, float, bool, type(None))) else ""
-    return shown[:60] if shown else f"a {type(value).__name__}"
+    """Return a single value, or a pair of them such as time limits, as Python writes it."""
+    is_pair = isinstance(value, (list, tuple)) and len(value) <= 2  # noqa: PLR2004 (a pair's)
+    shown = value if is_pair else [value]
+    if all(isinstance(each, (str, float, bool, type(None))) for each in shown):
+        return repr(value)[:60]
+    return f"a {type(value).__name__}"
 
 
 def is_flat(table: dict[Any, Any], known: Any = None) -> bool:

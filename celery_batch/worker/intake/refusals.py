@@ -13,7 +13,7 @@ from kombu.exceptions import ContentDisallowed
 
 from celery_batch.errors import MessageRefused, MessageTooLarge
 from celery_batch.protocol import REPLY_HEADER
-from celery_batch.worker.intake.message_format import Malformed, TooLarge
+from celery_batch.worker.intake.message_format import Malformed, TooLarge, is_name
 
 __all__ = ["LONGEST_REASON", "fields_at_end", "log_refusal", "reason_of", "store_refusal"]
 
@@ -40,7 +40,7 @@ def store_refusal(task: Any, fields: dict[str, Any], error: Exception) -> None:
     refusal: MessageRefused = MessageRefused(reason_of(error))
     if isinstance(error, TooLarge):
         refusal = MessageTooLarge(f"{task.name}: {reason_of(error)}")
-    named = {name: fields.get(name) for name in _OF_CALLER}
+    named = {name: fields[name] for name in _OF_CALLER if is_name(fields.get(name))}
     try:
         task.backend.mark_as_failure(fields["id"], refusal, request=Context(**named))
     except Exception as failure:  # noqa: BLE001 (the worker goes on)

@@ -60,6 +60,7 @@ from celery_batch.worker.intake.message_format import (
     check_size,
     check_vital,
     is_flat,
+    is_name,
     is_small,
 )
 from celery_batch.worker.intake.refusals import (
@@ -408,12 +409,7 @@ class MessageValidator:
     ) -> None:
         """Store a failure for the caller, if the message names a task of ours and a result."""
         task = self._task(fields)
-        try:
-            if task is not None:
-                check_headers({"id": fields.get("id"), "task": task.name}, fields)
-        except Malformed:
-            task = None
-        if task is None:
+        if task is None or not is_name(fields.get("id")):
             then()
             return
         store = partial(store_refusal, task, fields, error)
