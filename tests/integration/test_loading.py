@@ -94,7 +94,7 @@ def test_slow_load_of_a_replacement_is_not_a_hanging_process(shop: Shop):
     ("fault", "message"),
     [
         ("broken", "Clerk on cpu: FileNotFoundError: no weights at /nowhere/weights.bin"),
-        ("cold", "Clerk on cpu: ValueError: cannot"),
+        ("cold", "Clerk on cpu: Clerk.predict: ValueError: cannot (in the warm-up with"),
     ],
 )
 def test_failed_load_or_warm_up_is_a_failed_start(

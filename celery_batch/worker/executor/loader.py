@@ -191,8 +191,8 @@ def load_models(app: Any, tasks: Iterable[str], *, index: int = 0, processes: in
             try:
                 registry.instance_of(task.model)
             except LoadFailed as error:
-                error.add_note(f"{task.model.__qualname__} is the model of the task {task.name}")
-                raise
+                words = f"{error}; it is the model of the task {task.name}"
+                raise LoadFailed(words) from error.__cause__
         else:
             prepare_shapes(task)
     return device
