@@ -54,7 +54,9 @@ def test_the_worker_learns_how_long_batches_take(taught: Place):
         teach(taught)
     found = latency_of(taught)
 
-    assert 0.015 < found["a"] < 0.5  # it sleeps for at least so long; a busy machine adds to it
+    # It sleeps for at least so long; a busy machine adds to it, now to few rows and now to many.
+    assert 0.015 < found["a"] + 8 * found["b"]
+    assert found["a"] < 0.5
     assert found["b"] < 0.3
     assert 0 < found["overhead"] < 1
     assert 16 >= found["limit"]
