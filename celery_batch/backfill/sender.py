@@ -86,8 +86,8 @@ class Sender:
         if task.target_latency is not None:  # rows may wait, and must run however late they are
             self._options["headers"] = {**(options.get("headers") or {}), SENT: 0}
         self._ended: SimpleQueue[Any] = SimpleQueue()
-        #: Each chunk that was sent with its result and its number, by task id.
-        self._pending: dict[Any, tuple[Chunk, Any, int]] = {}
+        #: Each chunk that was sent with its result, its number and its future, by task id.
+        self._pending: dict[Any, tuple[Chunk, Any, int, Any]] = {}
         self._sent = 0
         #: The highest number of a chunk that was answered.
         self._latest = 0
@@ -201,7 +201,7 @@ class Sender:
             until = time.monotonic() + _TOGETHER
             while True:
                 if task_id in self._pending:
-                    chunk, result, number = self._pending.pop(task_id)
+                    chunk, result, number, _ = self._pending.pop(task_id)
                     self._latest = max(self._latest, number)
                     yield chunk, _answers(chunk, result)
                     self._note_worker(result)
@@ -250,7 +250,7 @@ class Sender:
             return []  # there is no worker that could have answered
         lost = [
             task_id
-            for task_id, (_, result, _) in self._pending.items()
+            for task_id, (_, result, *_) in self._pending.items()
             if task_id not in (held or ()) and not result.ready()
         ]
         if are_waiting:
@@ -259,7 +259,9 @@ class Sender:
         return lost
 
     def _revoke(self, task_ids: list[Any]) -> list[Chunk]:
-        chunks = [self._pending.pop(task_id)[0] for task_id in task_ids]
+        revoked = [self._pending.pop(task_id) for task_id in task_ids]
+        for *_, future in revoked:
+            future.cancel()  # else it is polled for as long as this process lives
         if task_ids:
             # Celery's own `revoke` waits for a broker that hangs.  Quietly: workers store no
             # state of what they do not have, because no caller asks for it.
@@ -268,7 +270,7 @@ class Sender:
                     client.broadcast("revoke", task_id=task_ids, **{QUIETLY: True})
                 except Exception as error:  # noqa: BLE001 (then they run in vain)
                     log.debug("Could not revoke %d messages: %s", len(task_ids), error)
-        return chunks
+        return [chunk for chunk, *_ in revoked]
 
     def _held_by_workers(self) -> set[Any] | None:
         """Return the ids of pending tasks that workers have; None if no worker answers."""
@@ -295,8 +297,9 @@ class Sender:
     def _add_pending(self, chunk: Chunk, result: Any) -> None:
         self._is_cut_off = False
         self._sent += 1
-        self._pending[result.id] = (chunk, result, self._sent)
-        result.future().add_done_callback(lambda _: self._ended.put(result.id))
+        future = result.future()
+        self._pending[result.id] = (chunk, result, self._sent, future)
+        future.add_done_callback(lambda _: self._ended.put(result.id))
 
 
 def _answers(chunk: Chunk, result: Any) -> list[Answer] | None:

@@ -34,6 +34,9 @@ class FakeResult:
         """Keep the callback."""
         self.finish = lambda: callback(self)
 
+    def cancel(self):
+        """Wait for the task no more."""
+
 
 class Broker:
     """Stands for the way to a broker: writes down what is sent and forgotten together."""

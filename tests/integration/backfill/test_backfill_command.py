@@ -14,6 +14,7 @@ import redis
 
 from celery_batch.backfill.engine import Backfill, limits_of
 from celery_batch.backfill.window import Limits, Row
+from celery_batch.client.results.pending import PendingResults
 from celery_batch.processes.managed_process import wait_until
 from tests.seeds import seed_for
 
@@ -409,6 +410,21 @@ def test_what_was_lost_is_sent_again(app, place):
         wait_until(why, [], what="answers", timeout=60)
 
     assert [0, 2, 4, 6] == [each.output for each in found]
+
+
+def test_what_is_given_up_is_awaited_no_more(app, place):
+    """When a backfill is closed, its process does not poll for ever for what was not answered."""
+    client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
+    registry = PendingResults.of(app.double.app)
+    source = [Row(n, str(n), (n,)) for n in range(4)]
+    with Backfill(
+        app.double, source, Limits(window=4, chunk_size=2), {"queue": "left"}
+    ) as backfill:
+        send(backfill, client, "left", 2)
+        was_awaited = registry.is_awaited()
+    client.delete("left")
+
+    assert (True, False) == (was_awaited, registry.is_awaited())
 
 
 def test_what_is_lost_is_found_while_others_keep_the_queue_full(app, place):
