@@ -20,7 +20,7 @@ from celery_batch.compat.tasks import payload_of
 from celery_batch.config import Settings, max_queue_of, max_worker_losses, policy_of
 from celery_batch.errors import ConfigurationError
 from celery_batch.task import BatchTask, add_bootsteps
-from celery_batch.task_options import refuse_unknown_options
+from celery_batch.task_options import check_celery_options, refuse_unknown_options
 
 __all__ = ["Batches", "SimpleRequest"]
 
@@ -226,6 +226,7 @@ class Batches(BatchTask):
         _check_policy(cls)
         max_worker_losses(cls)
         max_queue_of(app, cls)
+        check_celery_options(cls)
         add_bootsteps(app)
 
     def run(self, *args: Any, **kwargs: Any) -> NoReturn:

@@ -48,6 +48,7 @@ from celery_batch.runtime.model import Model
 from celery_batch.runtime.registry import instance_of, keep_key_option, key_option
 from celery_batch.runtime.runner import CallCost, ErrorPolicy, Runner, checked
 from celery_batch.runtime.signature import (
+    call_error,
     call_with_columns,
     key_names,
     own_attribute,
@@ -410,7 +411,10 @@ class BatchTask(ChunkCalls, ClientMethods):
         count = row_count_header(self.request)
         if count is not None:
             return self._chunk_of(args, kwargs, count)
-        bound = self._batch_signature.bind(*args, **kwargs)
+        try:
+            bound = self._batch_signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise call_error(self.name, self._batch_signature, error) from None
         bound.apply_defaults()
         return tuple(bound.arguments.values())
 

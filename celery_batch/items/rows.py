@@ -25,7 +25,7 @@ from celery.exceptions import Retry, TaskPredicate
 from celery_batch.errors import ChunkFailed, InvalidChunk
 from celery_batch.protocol import ROWS
 from celery_batch.runtime.runner import Outcome, as_outcome
-from celery_batch.runtime.signature import with_one_value
+from celery_batch.runtime.signature import call_error, with_one_value
 from celery_batch.serialization.arrays import is_array
 
 __all__ = [
@@ -57,6 +57,7 @@ class Chunk:
 class ChunkCalls:
     """Send many rows as one task: what `delay` and `apply_async` are for one row."""
 
+    name: Any
     _batch_signature: ClassVar[inspect.Signature]
 
     #: The parameters of which a call gets one value, not a list.
@@ -159,7 +160,10 @@ class ChunkCalls:
     @classmethod
     def _chunk_of(cls, args: Any, kwargs: Any, rows: Any) -> Chunk:
         """Return the chunk that a message's arguments are; see `chunk_of`."""
-        return chunk_of(cls._batch_signature, args, kwargs, rows, cls._key_names)
+        try:
+            return chunk_of(cls._batch_signature, args, kwargs, rows, cls._key_names)
+        except TypeError as error:
+            raise call_error(cls.name, cls._batch_signature, error) from None
 
     @classmethod
     def _as_called(cls, columns: Sequence[Any]) -> Sequence[Any]:

@@ -13,6 +13,7 @@ from celery_batch.runtime.model import Model
 
 __all__ = [
     "RowBinder",
+    "call_error",
     "call_with_columns",
     "check_function",
     "collates",
@@ -146,6 +147,12 @@ class RowBinder:
         bound = self._signature.bind(*args, **kwargs)  # which raises its own error
         bound.apply_defaults()
         return tuple(bound.arguments.values())
+
+
+def call_error(name: str, signature: inspect.Signature, error: TypeError) -> TypeError:
+    """Return the error of arguments that do not fit, with the task's name and its parameters."""
+    takes = ", ".join(signature.parameters)
+    return TypeError(f"{name}: {error}; it takes ({takes})")
 
 
 def check_function(option: str, function: Any, signature: inspect.Signature) -> None:

@@ -462,7 +462,7 @@ def _tensor_parts(tensor: Any) -> tuple[str, list[int], Any]:
     if tensor.layout is not sys.modules["torch"].strided or dtype not in _TORCH_DTYPES:
         raise TypeError(
             f"a tensor of {tensor.layout} and {tensor.dtype} cannot be encoded: use .to_dense(),"
-            f" .dequantize() or .tolist()"
+            f" .dequantize(), .to() with another dtype, or .tolist()"
         )
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     size = tensor.numel() * tensor.element_size()

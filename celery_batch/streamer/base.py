@@ -80,7 +80,11 @@ class BaseStreamer(ABC):
             )
         if max_queue is not None and max_queue < 1:
             raise ConfigurationError(f"max_queue: must be at least 1, or None, got {max_queue!r}")
-        self.policy = BatchPolicy(batch_size, max_latency, **limits)
+        try:
+            self.policy = BatchPolicy(batch_size, max_latency, **limits)
+        except ConfigurationError as error:  # which has the names of a task's options
+            words = str(error).replace("max_batch_size: ", "batch_size: ", 1)
+            raise ConfigurationError(words.replace("max_wait: ", "max_latency: ", 1)) from None
         self._item_cost = model.limit_cost(cost, self.policy.cost_limits)
         self._model = model
         self.worker_timeout = worker_timeout

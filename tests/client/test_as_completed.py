@@ -181,3 +181,5 @@ def test_anything_but_results_is_refused():
     """Items, for example, which have no end to wait for."""
     with pytest.raises(TypeError, match="takes results of calls, got 1"):
         as_completed([1, 2])
+    with pytest.raises(TypeError, match=r"a list of results; for one write \[result\]"):
+        as_completed(AsyncResult("one", app=Celery(set_as_current=False)))

@@ -312,6 +312,7 @@ def test_steps_that_there_are_none_of_cannot_be_overridden(name: str):
         ({"model": object}, "model: is an option of BatchTask"),
         ({"autoretry_for": (OSError,)}, "autoretry_for: a batch has no message to retry"),
         ({"flush_every": 0}, "flush_every: must be"),
+        ({"time_limit": "10"}, "take.time_limit: must be seconds"),
         ({"flush_interval": None}, "flush_interval: must be a number"),
         ({"bind": True}, "take: its function must take one argument"),
     ],

@@ -335,8 +335,8 @@ def test_destroyed_in_the_midst_of_a_submit(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "max_batch_size: must be"),
-        ({"batch_size": 4, "max_latency": -1}, "max_wait: must be"),
+        ({"batch_size": 0}, "^batch_size: must be"),
+        ({"batch_size": 4, "max_latency": -1}, "^max_latency: must be"),
         ({"batch_size": 4, "max_queue": 0}, "max_queue: must be"),
         ({"batch_size": 4, "worker_num": 0}, "worker_num: must be"),
         ({"batch_size": 4, "worker_num": 1, "mp_start_method": "thread"}, "mp_start_method: must"),

@@ -21,7 +21,7 @@ from typing import Any
 from celery.backends.base import BackendGetMetaError, DisabledBackend
 from celery.backends.rpc import RPCBackend
 from celery.exceptions import TimeoutError as CeleryTimeoutError
-from celery.result import EagerResult, ResultBase, assert_will_not_block
+from celery.result import AsyncResult, EagerResult, ResultBase, assert_will_not_block
 from celery.utils.functional import noop
 
 from celery_batch.client.background import OnDemandThread, PerProcess
@@ -235,6 +235,8 @@ class as_completed:  # noqa: N801 (called like `asyncio.as_completed`)
     """
 
     def __init__(self, results: Iterable[Any], timeout: float | None = None) -> None:
+        if isinstance(results, AsyncResult):
+            raise TypeError("as_completed() takes a list of results; for one write [result]")
         self._results = list(results)
         for each in self._results:
             if not isinstance(each, ResultBase):
