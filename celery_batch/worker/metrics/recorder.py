@@ -65,7 +65,7 @@ def _end_of(job: BatchJob) -> End:
 
 
 def _has_unanswered(job: BatchJob, answer: BatchEnd) -> bool:
-    """Return whether a request was to run and did not; who is too late was not to run."""
+    """Return whether a request was to run and did not; an expired one was not to run."""
     return None in answer.results and any(
         result is None and not request.is_done and not request.has_expired
         for request, result in zip(job.requests, answer.results, strict=True)
