@@ -13,12 +13,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from math import prod
+from operator import is_
 from typing import Any, Self
 
 from kombu.utils.json import JSONEncoder, register_type
 
 from celery_batch.serialization import arrays
-from celery_batch.serialization.arrays import NDARRAY, TENSOR, encoded_array, itemsize_of
+from celery_batch.serialization.arrays import NDARRAY, PLAIN, TENSOR, encoded_array, itemsize_of
 
 __all__ = [
     "StoredValue",
@@ -37,8 +38,6 @@ _DICT = "dict"
 
 #: How a key of such a dict begins in JSON; within a text the quotation mark is escaped.
 _MARK = '"__type__": '
-
-_encode = JSONEncoder().encode
 
 
 _INTEGERS = frozenset((int,))
@@ -100,6 +99,19 @@ class StoredValue:
         raise ValueError("a stored value has an index, a kind, a dtype and a shape")
 
 
+class _Encoder(JSONEncoder):
+    """Kombu's, which would try all other types before."""
+
+    def default(self, o: Any) -> Any:
+        """Return what JSON has in the place of a value."""
+        if type(o) is StoredValue:
+            return {"__type__": STORED, "__value__": o.to_json()}
+        return super().default(o)  # type: ignore[no-untyped-call]
+
+
+_encode = _Encoder().encode
+
+
 def _as_dict(items: Any) -> Any:
     try:
         return dict(items)
@@ -118,15 +130,15 @@ def encode_json(value: Any) -> str:
 def escape_dicts(value: Any) -> Any:
     """Return a value with such dicts as typed values; the same value if it has none."""
     if isinstance(value, dict):
-        values = {key: escape_dicts(each) for key, each in value.items()}
+        values = {
+            key: each if type(each) in PLAIN else escape_dicts(each) for key, each in value.items()
+        }
         if value.keys() == _TYPED:
             return {"__type__": _DICT, "__value__": list(values.items())}
-        is_same = all(each is value[key] for key, each in values.items())
-        return value if is_same else values
+        return value if all(map(is_, values.values(), value.values())) else values
     if isinstance(value, (list, tuple)):
-        escaped = [escape_dicts(each) for each in value]
-        is_same = all(new is old for new, old in zip(escaped, value, strict=True))
-        return value if is_same else escaped
+        escaped = [each if type(each) in PLAIN else escape_dicts(each) for each in value]
+        return value if all(map(is_, escaped, value)) else escaped
     return value
 
 
