@@ -13,6 +13,7 @@ from kombu.exceptions import OperationalError
 from celery_batch.client.backpressure import QueueLimiter, already_admitted, items_of
 from celery_batch.client.publish.buffer import BulkWrite, call_in_bulk, canvas_bulk
 from celery_batch.client.publish.fast_publish import CallSeries, expect_members
+from celery_batch.client.publish.message import new_id
 from celery_batch.client.publish.publisher import Publisher
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.fast_paths import FastPaths
@@ -100,8 +101,9 @@ class _ManySender:
         series = self._series_of(has_headers=True)
         if series is None:
             return None  # before anything is stored
+        options = {**self._options, "task_id": new_id()}
         args, kwargs, options = with_stored_values(
-            self._task, args, kwargs, self._options, self._bulk.uploads
+            self._task, args, kwargs, options, self._bulk.uploads
         )
         headers = options.get("headers") or {}
         if PAYLOADS in headers:
