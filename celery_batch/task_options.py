@@ -219,10 +219,14 @@ def listable_signature(cls: Any) -> inspect.Signature:
             f"{cls.name}: an async function cannot run in Celery's pool; write it with def"
         )
     parameters = list(inspect.signature(cls.run).parameters.values())
-    if not isinstance(inspect.getattr_static(cls, "run"), staticmethod):
+    has_self = not isinstance(inspect.getattr_static(cls, "run"), staticmethod)
+    if has_self:
         parameters = parameters[1:]
     if not parameters:
-        raise ConfigurationError(f"{cls.name}: must take at least one parameter, the batch")
+        besides = " besides self" if has_self or cls.model else ""
+        raise ConfigurationError(
+            f"{cls.name}: must take at least one parameter{besides}, the batch"
+        )
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"

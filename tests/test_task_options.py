@@ -328,12 +328,16 @@ class TestFunctions:
 
     def test_no_argument(self, app: Celery):
         """Without a parameter there is no batch; the task itself is none."""
-        message = "must take at least one parameter, the batch"
+        none = refusal(lambda: make(app, no_batch, name="shop.none"))
+        bound = refusal(lambda: make(app, no_batch_either, name="shop.self", bind=True))
 
-        assert f"shop.none: {message}" == refusal(lambda: make(app, no_batch, name="shop.none"))
-        assert f"shop.self: {message}" == refusal(
-            lambda: make(app, no_batch_either, name="shop.self", bind=True)
-        )
+        model = type("Selfless", (Model,), {"predict": lambda batch: batch})
+        method = refusal(lambda: model.as_task(app, name="shop.selfless"))
+
+        start = "must take at least one parameter"
+        assert f"shop.none: {start}, the batch" == none
+        assert f"shop.self: {start} besides self, the batch" == bound
+        assert f"shop.selfless: {start} besides self, the batch" == method
 
     def test_pydantic(self, app: Celery):
         """Celery's argument models check one call, not a batch of them."""
