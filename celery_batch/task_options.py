@@ -8,11 +8,14 @@ need into that class: Flask's pushes the app's context, Django's sends on commit
 from __future__ import annotations
 
 import inspect
+import logging
 import math
+from collections.abc import Iterator
 from difflib import get_close_matches
+from numbers import Integral, Real
+from types import NoneType
 from typing import Any
 
-from celery.app.annotations import resolve_all
 from celery.utils.imports import symbol_by_name
 from celery.utils.time import rate
 
@@ -33,6 +36,8 @@ __all__ = [
     "refuse_model",
     "refuse_unknown_options",
 ]
+
+logger = logging.getLogger(__name__)
 
 #: Options of ours that a task has and its model has not; none has a function as its value.
 _OF_TASKS = {
@@ -109,20 +114,28 @@ def refuse_misspelt_annotations(cls: Any, known: set[str]) -> None:
     """
     Refuse what ``task_annotations`` gives a task that is almost called as an option of ours.
 
-    Other attributes may be for other tasks, or for the user's own base class.
+    Other attributes may be for the user's own base class.  Those of ``"*"`` may be for other
+    tasks: a warning is logged.
     """
-    options, inherited = (
-        _OF_TASKS | _OF_MODELS,
-        {name for base in cls.__mro__[1:] for name in vars(base)},
-    )
-    for annotation in resolve_all(cls.app.annotations, cls):
+    own = [each.annotate(cls) for each in cls.app.annotations]
+    for name, option in _misspelt(cls, known, own):
+        raise ConfigurationError(f"task_annotations: {cls.name}.{name}: {option}")
+    of_all = [each.annotate_any() for each in cls.app.annotations]
+    for name, option in _misspelt(cls, known, of_all):
+        logger.warning("task_annotations: %s.%s: %s", cls.name, name, option)
+
+
+def _misspelt(
+    cls: Any, known: set[str], annotations: list[dict[str, Any] | None]
+) -> Iterator[tuple[str, str]]:
+    """Yield names that are almost those of our options, and what is wrong with them."""
+    options = _OF_TASKS | _OF_MODELS
+    inherited = {name for base in cls.__mro__[1:] for name in vars(base)}
+    for annotation in filter(None, annotations):
         for name in annotation.keys() - known - _UNDECLARED - inherited:
             near = get_close_matches(_bare(name), [*map(_bare, options)], n=1, cutoff=_CLOSE)
             if near and not name.startswith("@"):
-                raise ConfigurationError(
-                    f"task_annotations: {cls.name}.{name}: no such task option"
-                    f"{did_you_mean(name, options)}"
-                )
+                yield name, f"no such task option{did_you_mean(name, options)}"
 
 
 def check_retried_errors(cls: Any) -> None:
@@ -146,18 +159,22 @@ def check_celery_options(task: Any) -> None:
         name = f"{task.name}.{option}"
         require(seconds is None or is_limit, name, "seconds as a number from 0 up", seconds)
     priority = getattr(task, "priority", None)
-    is_priority = _is_number(priority) and isinstance(priority, int) and priority >= 0
+    is_priority = _is_number(priority) and isinstance(priority, Integral) and int(priority) >= 0
     expected = "a whole number from 0 up"
     require(priority is None or is_priority, f"{task.name}.priority", expected, priority)
+    expected = 'a number of items, by the second, minute or hour, such as "100/m"'
+    require(_is_rate(task.rate_limit), f"{task.name}.rate_limit", expected, task.rate_limit)
+
+
+def _is_rate(value: Any) -> bool:
     try:
-        rate(task.rate_limit)
+        return isinstance(value, (str, Real, NoneType)) and rate(value) is not None
     except (KeyError, ValueError):
-        expected = 'a number of items, by the second, minute or hour, such as "100/m"'
-        require(False, f"{task.name}.rate_limit", expected, task.rate_limit)  # noqa: FBT003
+        return False
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_model_options(model: type[Model]) -> None:

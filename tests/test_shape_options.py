@@ -370,7 +370,7 @@ def test_a_shape_that_fails_is_named(app):
     with pytest.raises(
         LoadFailed,
         match=r"Weak on cpu: shop.weak with 4 rows of length 8: ValueError: no two"
-        r" .in the warm-up with the example \[0, 0, 0, 0, 0, 0, \.\.\.\], one of 4",
+        r" .in the warm-up with 4 examples, the first \[0, 0, 0, 0, 0, 0, \.\.\.\]",
     ) as caught:
         load_models(app, ["shop.weak"])
     assert str(caught.value).endswith("; it is the model of the task shop.weak")

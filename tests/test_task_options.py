@@ -116,14 +116,16 @@ class TestOptions:
 
         assert options == {name: getattr(task, name) for name in options}
 
-    @pytest.mark.parametrize("task", ["shop.t", "*"])
-    def test_misspelt_in_annotations(self, app: Celery, task: str):
-        """A setting gives options, too; what is no option of ours may be another task's."""
-        app.conf.task_annotations = {task: {"max_batchsize": 3}}
+    def test_misspelt_in_annotations(self, app: Celery, caplog: pytest.LogCaptureFixture):
+        """A setting gives options, too; what is for all tasks may be an option of another."""
+        app.conf.task_annotations = {"shop.t": {"max_batchsize": 3}, "*": {"batch_size": 3}}
         message = refusal(lambda: make(app, name="shop.t"))
+        make(app, name="shop.u")
 
         said = "shop.t.max_batchsize: no such task option; did you mean max_batch_size?"
         assert f"task_annotations: {said}" == message
+        said = "task_annotations: shop.u.batch_size: no such task option; did you mean"
+        assert [said] == [record[: len(said)] for record in caplog.messages]
 
     def test_other_annotations(self, app: Celery):
         """Options, attributes and decorators of methods are left alone."""
@@ -144,6 +146,7 @@ class TestOptions:
             ("priority", True, "a whole number from 0 up"),
             ("rate_limit", "abc", 'a number of items, by the second, minute or hour, such as "1'),
             ("rate_limit", "10/d", 'a number of items, by the second, minute or hour, such as "1'),
+            ("rate_limit", [1], 'a number of items, by the second, minute or hour, such as "1'),
         ],
     )
     @pytest.mark.filterwarnings("ignore::celery.exceptions.CDeprecationWarning")

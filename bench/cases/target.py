@@ -49,9 +49,12 @@ _ROUNDS = 5
 #: Real seconds that count in each half.
 _REAL_HALF = 15.0
 
-#: Seconds for which a worker has to hold a rate, by how much the next one is lower where it does
-#: not, and the seed of the arrivals.
-_PROOF, _LOWER, _PROOF_SEED = 15.0, 0.96, 300
+#: Seconds for which a worker has to hold a rate, and the seed of the arrivals.
+_PROOF, _PROOF_SEED = 15.0, 300
+
+#: What part of the last rate is tried next where a worker does not hold it, and the least part of
+#: the first that is.
+_LOWER, _LEAST = 0.96, 0.3
 
 #: Seconds, and requests a second, in which a worker learns about itself.
 _LEARNING, _LEARNING_RATE = 6.0, 200.0
@@ -234,8 +237,11 @@ class _Workers:
     def _held(self, fixed: _Fixed, target: float, times: float) -> _Fixed:
         self.slower.write_text(str(times))
         limits: dict[str, Any] = {"left_out": _SETTLING, "seed": _PROOF_SEED, "seconds": _PROOF}
+        least = _LEAST * fixed.capacity
         while self.in_time(target, fixed, fixed.capacity, **limits)[-1] < _WANTED:
             fixed = replace(fixed, capacity=_LOWER * fixed.capacity)
+            if fixed.capacity < least:
+                raise RuntimeError(f"{fixed.name}: {least:.0f} requests/s are not held, either")
         return fixed
 
 

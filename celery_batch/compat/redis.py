@@ -130,11 +130,14 @@ def _read_values(connection: Any, count: int) -> list[Any]:
         return _read_answers(connection, count)
     reader = _ValueReader(sock)
     try:
-        return [reader.read() for _ in range(count)]
+        values = [reader.read() for _ in range(count)]
     except TimeoutError as error:
         raise RedisTimeoutError("Timeout reading from socket") from error
     except OSError as error:
         raise RedisConnectionError(f"Error while reading from socket: {error}") from error
+    if reader.has_rest:  # what Redis sends without being asked, which redis-py handles
+        raise _NoValueError
+    return values
 
 
 class _NoValueError(Exception):
@@ -150,6 +153,11 @@ class _ValueReader:
         self._view = memoryview(self._buffer)
         #: Where the bytes are that were received and belong to no value yet.
         self._start = self._end = 0
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether bytes were received that belong to no value."""
+        return self._start < self._end
 
     def read(self) -> bytearray:
         """Read the next value."""

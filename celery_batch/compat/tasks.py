@@ -7,6 +7,7 @@ Callers import this as well as workers, so it imports nothing of Celery's worker
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -91,7 +92,8 @@ def evaluate_tasks_once() -> None:
         return
 
     def evaluate(proxy: Any, *args: Any) -> Any:
-        is_held = _evaluating.acquire(timeout=_LONGEST_WAIT)
+        lock = _evaluating
+        is_held = lock.acquire(timeout=_LONGEST_WAIT)
         try:
             try:
                 return object.__getattribute__(proxy, "__thing")
@@ -99,10 +101,16 @@ def evaluate_tasks_once() -> None:
                 return own(proxy, *args)
         finally:
             if is_held:
-                _evaluating.release()
+                lock.release()
 
     evaluate.is_ours = True  # type: ignore[attr-defined]
     PromiseProxy.__evaluate__ = evaluate
+    os.register_at_fork(after_in_child=_renew_lock)  # another thread may hold it, which is no more
+
+
+def _renew_lock() -> None:
+    global _evaluating  # noqa: PLW0603 (one of the process)
+    _evaluating = threading.RLock()
 
 
 def payload_of(request: Any) -> tuple[Any, Any, Any]:

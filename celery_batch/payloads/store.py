@@ -155,7 +155,8 @@ class RedisPayloads(PayloadStore):
     @cached_property
     def _client(self) -> Any:
         # The backend's own tries again for seconds, which is for our callers to decide.
-        params = {**self.backend.connparams, "max_connections": None}
+        # With RESP2 nothing comes on a connection that was not asked for: see `read_values`.
+        params = {**self.backend.connparams, "max_connections": None, "protocol": 2}
         for name in ("socket_timeout", "socket_connect_timeout"):
             if name in params or (name == "socket_connect_timeout" and "path" not in params):
                 params[name] = min(params.get(name) or _TIMEOUT, _TIMEOUT)

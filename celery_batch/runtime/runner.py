@@ -514,17 +514,22 @@ def run_all(
 ) -> None:
     """Run a batch to warm up; raise `LoadFailed` for what any of its items fails with."""
     runner = Runner(predict, name, ErrorPolicy(isolate_failures=False), fixed_sizes=fixed_sizes)
-    number = -1
+    count, number, outcomes = len(columns[0]), 0, []
     try:
-        for outcome in runner.run(*columns):
-            number += 1
+        outcomes = runner.run(*columns)
+        for number, outcome in enumerate(outcomes):  # noqa: B007 (the error's)
             outcome.unwrap()
     except (Exception, SystemExit) as error:
         words = f"{name}: {type(error).__name__}: {error}"
         words = str(error) if isinstance(error, BatchError) else words  # which begins with the name
-        row = ", ".join(brief(column[max(number, 0)]) for column in columns)
-        rest = f", one of {len(columns[0])}" if len(columns[0]) > 1 else ""
-        raise LoadFailed(f"{words} (in the warm-up with the example {row}{rest})") from error
+        row = ", ".join(brief(column[number]) for column in columns)
+        if count > 1 and len({id(each.error) for each in outcomes}) <= 1:  # of the whole call
+            row = f"{count} examples, the first {row}"
+        elif count > 1:
+            row = f"the example {row}, one of {count}"
+        else:
+            row = f"the example {row}"
+        raise LoadFailed(f"{words} (in the warm-up with {row})") from error
 
 
 def checked(name: str, outputs: Any, size: int, filling: int = 0) -> Sequence[Any]:

@@ -297,7 +297,6 @@ class EncodedArray:
 
 
 @lru_cache(maxsize=256)
-@lru_cache(maxsize=256)
 def itemsize_of(kind: str, dtype: str) -> int:
     """Return the bytes of an element; raise `ValueError` for another name."""
     found = _TORCH_DTYPES.get(dtype, "") if kind == TENSOR else dtype

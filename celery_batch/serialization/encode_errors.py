@@ -97,12 +97,13 @@ def _why_not(encode: Callable[[Any], object], value: Any, verb: str) -> str | No
     try:
         encode(value)
     except EncodeError as error:
-        return str(error) if is_array(value) else f"{verb} {_instead_of(value)}"
+        return str(error) if is_array(value) else f"{verb} {_instead_of(value, verb)}"
     return None
 
 
-def _instead_of(value: Any) -> str:
-    if isinstance(value, type) and issubclass(value, BaseException):
+def _instead_of(value: Any, verb: str) -> str:
+    is_error = isinstance(value, type) and issubclass(value, BaseException)
+    if is_error and verb == "return":
         return f"an instance, such as {value.__name__}('...'), for an item that fails"
     if callable(getattr(value, "tolist", None)):
         return "its .tolist()"

@@ -8,6 +8,7 @@ import logging
 import pickle
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from typing import Any
@@ -148,12 +149,18 @@ def test_a_get_that_blocks_an_event_loop_is_warned_of_once(
     asyncio.run(block())
 
 
-def test_get_without_time_looks_once(background: FakeWorker):
+def test_get_without_time_looks_once(background: FakeWorker, monkeypatch: pytest.MonkeyPatch):
     """A get that may not wait returns what is stored, even if nobody told of it."""
     result = background.ask()
     background.store(result, 1)
 
-    assert 1 == result.get(timeout=0)
+    async def look() -> Any:
+        """Look in an event loop, which that does not block."""
+        return result.get(timeout=0)
+
+    monkeypatch.setattr("celery_batch.client.results.waiting._has_warned", False)
+    with warnings.catch_warnings(action="error"):
+        assert 1 == asyncio.run(look())
 
 
 def test_get_calls_back_while_it_waits(background: FakeWorker):

@@ -208,3 +208,24 @@ def test_values_that_do_not_come():
         client.client_pause(60_000)
         with pytest.raises(redis.TimeoutError):
             read_values(client, [(b"GET", b"value")])
+
+
+def test_what_comes_behind_values(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch):
+    """It is left to redis-py, on a connection of which nothing has been read."""
+    pushed = b">2\r\n$3\r\nabc"
+
+    class Pushing(_Socket):
+        def recv_into(self, buffer: Any, *more: Any) -> int:
+            """Receive what Redis sends, and what it sends without being asked."""
+            size = super().recv_into(buffer, *more)
+            memoryview(buffer)[size : size + len(pushed)] = pushed
+            return size + len(pushed)
+
+    with _client(redis_server) as client:
+        client.set("value", b"abc")
+        monkeypatch.setattr(f"{__name__}._Socket", Pushing)
+        client.connection_pool.disconnect()
+        found = read_values(client, [(b"GET", b"value")])
+
+    assert [b"abc"] == found
+    assert {bytes} == set(map(type, found))

@@ -359,7 +359,7 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
             return None
         if options.get("on_message") or not self.is_received or is_in_callback():
             require_backend(self)
-            if self._meta is None:
+            if self._meta is None and timeout != 0:
                 warn_if_loop_blocks(_AWAIT)
             return super().get(timeout, propagate, **options)
         if options.get("disable_sync_subtasks", True):
@@ -371,7 +371,8 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         if self._open() is not None:
             return self.maybe_throw(callback=callback) if propagate else self.result
         require_backend(self)
-        warn_if_loop_blocks(_AWAIT)
+        if timeout != 0:
+            warn_if_loop_blocks(_AWAIT)
         meanwhile = partial(self._meanwhile, watch_parents, options.get("on_interval"))
         waiter = ThreadWaiter(self.app, timeout, meanwhile)
         if not (self._pending.registry.is_stale(self._pending) and has_ended(self)):
