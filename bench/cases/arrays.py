@@ -64,9 +64,8 @@ def _round(stack: Stack, server: RedisServer, effort: Effort) -> dict[str, Any]:
 def _outputs(stack: Stack, name: str, count: int) -> dict[str, float]:
     """Send items, and take their results: the rate, and the client's processor time for each."""
     task = stack.app.tasks[f"bench.{name}"]
-    began = time.monotonic()
+    cpu, began = time.process_time(), time.monotonic()
     results = task.delay_many(range(count))
-    cpu = time.process_time()
     found = [result.get(timeout=600) for result in results]
     cpu, seconds = time.process_time() - cpu, time.monotonic() - began
     for seed in range(0, count, max(count // 50, 1)):
