@@ -111,7 +111,7 @@ class Load:
         return bool(self.take_from((request,)))
 
     def take_from(self, requests: Iterable[C]) -> list[C]:
-        """Add requests until one does not fit, the first one in any case; return those added."""
+        """Add requests until one does not fit; return those added, at least one if it is empty."""
         limits, of_call, is_padded = self._limits, self._of_call, self._limits.is_padded
         most_rows, most_cost = limits.rows, limits.cost
         rows, longest, work = self.rows, self.longest, self.work
