@@ -249,11 +249,7 @@ def max_queue_of(app: Any, task: Any = None) -> int | None:
 
 
 def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolicy:
-    """
-    Return the policy that a task's options and the app's settings make.
-
-    An operator has set the values of `changes` instead.
-    """
+    """Return the policy of a task's options and the app's settings, with an operator's changes."""
     values = {option: _option(task, option) for option in OPTIONS}
     own = (*COST_OPTIONS, "padded", SHARE_OPTION, *TARGET_OPTIONS, *REUSE_OPTIONS)
     values |= {option: getattr(task, option) for option in own}
@@ -326,14 +322,9 @@ def steps_of(task: Any, option: str) -> Any:
 
 
 def usual_messages(task: Any, policy: BatchPolicy) -> int:
-    """
-    Return how many messages of a task one pool process can use.
-
-    One batch runs, one is ready and one is being formed; a message that is acknowledged when
-    its batch starts no longer counts as prefetched.  Where batches are chosen by length, more
-    wait to be chosen from; so they do where batches are formed by key, to have some of each key.
-    Where equal requests share a row, a batch has more of them.
-    """
+    """Return how many messages of a task one pool process can use."""
+    # One batch runs, one is ready and one is being formed; what is acknowledged as it starts is no
+    # longer prefetched.  Where batches are chosen by length or key, more wait to be chosen from.
     chooses = policy.sorts or task._item_key is not None
     batches = (3 if task.acks_late else 2) + (policy.sort_window if chooses else 0)
     return policy.usual_rows * batches * (_WITH_DUPLICATES if policy.dedupe else 1)

@@ -196,12 +196,7 @@ def _read_plan(plan: Any) -> BatchPlan | None:
 def write_replies(
     replies: Iterable[tuple[str, bytes | str]], shared: bytes = b"", waits: Sequence[float] = ()
 ) -> list[bytes]:
-    """
-    Return the payloads, mostly one, to publish on one client's channel.
-
-    A reply is a task's id and its stored value.  With the facts of their batch, from
-    `batch_facts`, each has a wait in seconds.
-    """
+    """Return the payloads for one client's channel: ids with values, and the facts with waits."""
     payloads: list[bytes] = []
     parts: list[bytes] = []
     size = first = 0

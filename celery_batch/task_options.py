@@ -111,12 +111,7 @@ def refuse_unknown_options(cls: Any, known: set[str]) -> None:
 
 
 def refuse_misspelt_annotations(cls: Any, known: set[str]) -> None:
-    """
-    Refuse what ``task_annotations`` gives a task that is almost called as an option of ours.
-
-    Other attributes may be for the user's own base class.  Those of ``"*"`` may be for other
-    tasks: a warning is logged.
-    """
+    """Refuse annotations called almost as an option of ours; warn of those for all tasks."""
     own = [each.annotate(cls) for each in cls.app.annotations]
     for name, option in _misspelt(cls, known, own):
         raise ConfigurationError(f"task_annotations: {cls.name}.{name}: {option}")
@@ -178,12 +173,7 @@ def _is_number(value: Any) -> bool:
 
 
 def check_model_options(model: type[Model]) -> None:
-    """
-    Refuse options of the task in the class of its model, and misspelt options and methods.
-
-    A model may have any attributes of its own: only those are refused that are called as an
-    option or a method of ours, or almost so.
-    """
+    """Refuse, in a model's class, options of its task, and misspelt options and methods."""
     own = [vars(cls) for cls in model.__mro__ if cls not in Model.__mro__]
     names = {name: value for attributes in reversed(own) for name, value in attributes.items()}
     for name, value in names.items():

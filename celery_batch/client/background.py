@@ -44,18 +44,15 @@ class PerProcess:
 
 
 class OnDemandThread:
-    """
-    A daemon thread that starts when there is work, and ends when there was none for a while.
-
-    `work` does what is due; it returns the seconds until more is, or None if there is no more.
-    `close` is called in the thread before it ends, while no other one can start.
-    """
+    """A daemon thread that starts when there is work, and ends after some time without."""
 
     def __init__(
         self, name: str, work: Callable[[], float | None], close: Callable[[], object] = noop
     ) -> None:
         self._name = name
+        #: Does what is due; returns the seconds until more is, or None if there is no more.
         self._work = work
+        #: Called in the thread before it ends, while no other one can start.
         self._close = close
         #: Released to wake the thread: a signal handler can do that, unlike setting an Event.
         self._wakeup = threading.Lock()

@@ -97,12 +97,9 @@ _UNCOUNTED = Admission()
 
 
 class QueueLimiter:
-    """
-    Admits calls of one app, or refuses them at once.
+    """Admits calls of one app, or refuses them at once; calls in a worker are never refused."""
 
-    Calls in a worker are never refused: retries, the next task of a chain, callbacks and the calls
-    of a task belong to a call that was admitted.
-    """
+    # Retries, the next task of a chain, callbacks and a task's calls belong to an admitted call.
 
     def __init__(self, app: Any, settings: PublishSettings) -> None:
         self._app = app
@@ -148,13 +145,7 @@ class QueueLimiter:
         messages: int = 1,
         call: tuple[Any, Any] | None = None,
     ) -> Admission:
-        """
-        Count items, or raise QueueFull; return the context in which they are sent.
-
-        Unless given, `items` is the number in one call with these options; `call` has its
-        arguments, by position and by name.  BrokerUnreachable is raised if there may be no room and
-        the broker does not answer.
-        """
+        """Count items, those of one call unless given, or raise; return the context of sending."""
         limited = self._limited_queue(task, options)
         if limited is None:
             return _UNCOUNTED

@@ -95,15 +95,11 @@ def job_pipe(worker: Any) -> int:
 
 def replace_loop(
     worker: Any,
-    wait_for_job: Callable[[], Any],
+    wait_for_job: Callable[[], Any],  # returns None if it was interrupted
     put: Callable[[Any], Any],
     ensure_messages_consumed: Callable[..., Any],
 ) -> tuple[Callable[[Any], Any], Callable[..., Any]]:
-    """
-    Replace what the loop of billiard's worker calls, and return the last two as they were.
-
-    `wait_for_job` returns None if it was interrupted.
-    """
+    """Replace what the loop of billiard's worker calls, and return the last two as they were."""
     before = worker.outq.put, worker._ensure_messages_consumed  # noqa: SLF001
     worker.wait_for_job, worker.outq.put = wait_for_job, put
     worker._ensure_messages_consumed = ensure_messages_consumed  # noqa: SLF001
@@ -153,12 +149,8 @@ class PoolPipe:
         self._pool._busy_workers.discard(self._descriptor)  # noqa: SLF001
 
     def is_ending(self, result: Any) -> bool:
-        """
-        Return whether the pool reports the end of a job at this moment.
-
-        It has marked the process as idle by then, and gives it to the next job that waits before
-        it calls the callback of the job that has ended.
-        """
+        """Return whether the pool reports the end of a job at this moment."""
+        # It counts the process as idle by then, and gives it the next job before it calls back.
         return result is not None and result is self._ending
 
     @property
@@ -166,12 +158,8 @@ class PoolPipe:
         return int(self._pool._pool[0].inqW_fd)  # noqa: SLF001
 
     def _watch_ends(self) -> None:
-        """
-        Note the job that ends, and have billiard count it.
-
-        A process that exits waits until all its results are read, by the count
-        of its jobs; and billiard counts on one job after another.
-        """
+        """Note the job that ends, and have billiard count it, which counts on one after another."""
+        # A process that exits waits until all its results are read, by the count of its jobs.
         pool = self._pool
         handlers = pool._result_handler.state_handlers  # noqa: SLF001
         handle = handlers[READY]
@@ -216,13 +204,9 @@ def read_before_flush(pool: Any, hub: Any) -> None:
 
 
 def finish_partial_reads(pool: Any) -> None:
-    """
-    Have a pool that stops read the rest of a message that the event loop has read in part.
-
-    Celery before 5.7 takes the rest for a message, and gives up the process.  That process waits
-    for half a minute until its result is read, the shutdown waits for the process, and the batch
-    runs again.
-    """
+    """Have a pool that stops read the rest of a message that the event loop has read in part."""
+    # Celery before 5.7 takes the rest for a message, and gives up the process, which waits for half
+    # a minute until its result is read: the shutdown waits for it, and the batch runs again.
     handler: Any = getattr(pool._pool, "_result_handler", None)  # noqa: SLF001
     if hasattr(handler, "_finish_partial_read") or not hasattr(handler, "_recv_message"):
         return

@@ -40,12 +40,7 @@ _SHORTEST = 0.001
 
 @contextmanager
 def waiting_until(deadline: float) -> Iterator[None]:
-    """
-    Give up at a deadline, by the monotonic clock, on all that the broker is asked for meanwhile.
-
-    Calls on the fast path that the broker has not taken by then are given up, too: messages that
-    are written together at the last of their deadlines.
-    """
+    """Give up at a deadline, by the monotonic clock, on what the broker is asked for meanwhile."""
     if deadline < math.inf:
         _limit_waits()
     token = _deadline.set(deadline)

@@ -43,11 +43,7 @@ def collect_all() -> None:
 
 
 def collect_less_often() -> None:
-    """
-    Have the collector run less often, in this process and in none that it forks.
-
-    Not where a model runs: its garbage may be large, and on a device.
-    """
+    """Collect less often, in no fork that runs a model: its garbage may be large, on a device."""
     global _before  # noqa: PLW0603 (one collector a process)
     thresholds = gc.get_threshold()
     if thresholds in _DEFAULTS and _is_main_thread():

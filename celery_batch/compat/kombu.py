@@ -239,12 +239,8 @@ def complete_for_list(channel: Any, message: dict[str, Any], exchange: Any, queu
 
 
 def renew_property_locks() -> None:
-    """
-    Give every cached property of Celery's apps and backends a new lock.
-
-    No other thread can hold one in a process just forked, and one that a thread of the parent
-    held at the fork would stay locked for ever.
-    """
+    """Give every cached property of Celery's apps and backends a new lock, after a fork."""
+    # One that a thread of the parent held at the fork would stay locked for ever.
     for each in set(_with_subclasses(_CLASSES)):
         for found in list(vars(each).values()):
             if isinstance(found, cached_property):
@@ -277,14 +273,9 @@ def _with_subclasses(classes: Iterable[type]) -> Iterator[type]:
 
 
 def wake_for_callbacks(hub: Any) -> None:
-    """
-    Have an event loop run at once what is given to `call_soon`, by any thread.
-
-    Kombu's loop runs these callbacks, then waits for events.  What a callback or a timer
-    gives to `call_soon` waits with it, for seconds on an idle worker; so would the
-    acknowledgement of a request that has ended.  For other threads kombu itself wakes the loop
-    since 5.7.
-    """
+    """Have an event loop run at once what any thread gives to `call_soon`."""
+    # Kombu's loop runs callbacks, then waits for events: what a callback or a timer adds would wait
+    # for seconds on an idle worker.  For other threads kombu itself wakes the loop since 5.7.
     if hub in _woken:
         return
     missing = [name for name in _HUB if not hasattr(hub, name)]
@@ -364,14 +355,8 @@ def ask_nodes(
     arguments: Mapping[str, Any] | None,
     seconds: float,
 ) -> dict[str, Any]:
-    """
-    Send a remote control command, and return the replies by node.
-
-    Once all of the given nodes have replied, there is no wait; else it ends so many seconds after
-    the last reply.  Kombu's own `call` takes as many replies as there are nodes, with those that
-    come too late from an earlier command: then some replies are missing, and come too late for the
-    next one.
-    """
+    """Send a remote control command; return the replies by node, once all of these have replied."""
+    # Kombu's own `call` counts replies, with those that come too late from an earlier command.
     replies: dict[str, Any] = {}
 
     def note(reply: dict[str, Any]) -> None:

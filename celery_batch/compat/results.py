@@ -27,11 +27,7 @@ def key_prefix(backend: Any) -> str:
 
 
 def client_of(backend: Any, params: dict[str, Any]) -> Any:
-    """
-    Return a new client of a Redis backend's server, or of its sentinels' master.
-
-    Celery has `_create_client` in all versions of the supported range.
-    """
+    """Return a new client of a Redis backend's server, or of its sentinels' master."""
     return backend._create_client(**params)  # noqa: SLF001
 
 
@@ -56,11 +52,7 @@ def largest_value(backend: Any) -> int:
 
 
 def on_new_backend(app: Any, callback: Callable[[Any], object]) -> None:
-    """
-    Call a function with each result backend that an app makes from now on: one for each thread.
-
-    Only an app's first function is called, before anything is done with the backend.
-    """
+    """Call a function, the first given, with each backend that an app makes: one a thread."""
     if "_get_backend" in vars(app):
         return
     make = app._get_backend  # noqa: SLF001
@@ -74,11 +66,7 @@ def on_new_backend(app: Any, callback: Callable[[Any], object]) -> None:
 
 
 def notify_of_ends(kind: type, notify: Callable[[str, Any, Any], object]) -> None:
-    """
-    Have the result backends of a class say which tasks have ended, whatever thread uses them.
-
-    `notify` gets a task's id, its error or None, and its result, after its end was stored.
-    """
+    """Have backends of a class call `notify` with the id, the error and the result of each end."""
     if "notifies_of_ends" in vars(kind):
         return
     done, failed, store = kind.mark_as_done, kind.mark_as_failure, kind.store_result  # type: ignore[attr-defined]

@@ -55,12 +55,8 @@ def check_functions(check: Callable[[Any], object]) -> None:
 
 
 def send_groups_with(send: Callable[[Any, Any, Any, Callable[..., Any]], Any]) -> None:
-    """
-    Have all groups of this process send their tasks with another function.
-
-    They do not where Celery's method is not the one that we know.  The function gets the app, the
-    tasks, a producer, and Celery's own method of tasks and a producer.
-    """
+    """Have groups call `send` with app, tasks, producer, and Celery's method for the last two."""
+    # Not where that method is not the one that we know.
     own = group._apply_tasks  # noqa: SLF001
     if getattr(own, "is_ours", False) or list(inspect.signature(own).parameters)[:4] != _KNOWN:
         return
@@ -81,12 +77,8 @@ def send_groups_with(send: Callable[[Any, Any, Any, Callable[..., Any]], Any]) -
 
 
 def evaluate_tasks_once() -> None:
-    """
-    Have threads that use a task at the same time, and are the first, all use it.
-
-    What `app.task` returns makes the task with its first use.  A thread that came to it while
-    another one did that raised AttributeError, or made the task again.
-    """
+    """Have threads that use a task at the same time, and are the first, all use it."""
+    # Else one raises AttributeError, or makes the task again, which its first use makes.
     own = getattr(PromiseProxy, "__evaluate__", None)
     if own is None or getattr(own, "is_ours", False):
         return

@@ -12,13 +12,10 @@ __all__ = ["BarrierCounter"]
 
 
 class BarrierCounter:
-    """
-    Counts the ended members of barriers for several threads; vine's own count takes no lock.
-
-    `call_each` calls functions one after the other, whatever one of them raises.
-    """
+    """Counts the ended members of barriers for several threads; vine's own count takes no lock."""
 
     def __init__(self, call_each: Callable[[Iterable[Callable[[], object]]], None]) -> None:
+        #: Calls functions one after the other, whatever one of them raises.
         self._call_each = call_each
         #: Reentrant, since a signal handler may count while its own thread does.
         self._lock = threading.RLock()

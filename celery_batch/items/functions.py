@@ -41,13 +41,9 @@ _PLAIN = (str, int, bool, type(None))
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """
-    Return whether an error comes from outside the function in which it was raised.
-
-    A time limit does, and what the signal handlers of a worker or a pool process raise.  Any
-    other `SystemExit` is the function's own error: it would end the worker, and its message the
-    next one.
-    """
+    """Return whether an error comes from outside the function in which it was raised."""
+    # A time limit does, and what signal handlers raise.  Any other `SystemExit` is the function's:
+    # it would end the worker, and its message the next one.
     if isinstance(error, _OF_CELERY) or failures.is_interrupt(error):
         return True
     return isinstance(error, SystemExit) and terminate_handler_fired()

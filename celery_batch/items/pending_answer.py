@@ -19,11 +19,7 @@ Answer = Callable[[CallRows], Outcome]
 
 
 class PendingAnswer(threading.local):
-    """
-    What the next call of an item's `run` gets its outcome from.
-
-    One per thread: on the threads pool several batches run at once.
-    """
+    """What the next `run` of an item gets its outcome from; each thread may run a batch."""
 
     #: Whether a batch function runs on this thread, so that no single request is current.
     in_batch = False
@@ -56,12 +52,7 @@ pending_answer = PendingAnswer()
 
 
 class RetryItem(Retry):  # type: ignore[misc]
-    """
-    A batch function's ``self.retry``: each of its items is to be retried.
-
-    Celery's own `Retry` means that the message has been sent again; a batch function has no
-    message of its own.
-    """
+    """A batch function's ``self.retry``: each item is to be retried, and none was sent yet."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(exc=options.get("exc"), when=options.get("countdown"))
@@ -69,11 +60,7 @@ class RetryItem(Retry):  # type: ignore[misc]
 
 
 class RunAgain(Ignore):  # type: ignore[misc]
-    """
-    The run ended before this item had an output; the worker will run the item again, alone.
-
-    Celery's tracer then stores nothing, calls no callback, and does not acknowledge.
-    """
+    """The run ended before this item had an output: it runs again, and Celery stores nothing."""
 
 
 def retry_options(error: Retry) -> dict[str, Any]:

@@ -184,12 +184,7 @@ def chunk_of(
     rows: Any,
     key_names: Sequence[str] = (),
 ) -> Chunk:
-    """
-    Bind a chunk's arguments to the batch function's parameters; `rows` is not checked yet.
-
-    InvalidChunk is raised for an argument that is no list of so many rows, or a key that is one;
-    TypeError for arguments that do not fit the function's parameters.
-    """
+    """Bind a chunk's arguments to a function's; raise `InvalidChunk` or `TypeError`."""
     if not isinstance(rows, int) or isinstance(rows, bool) or not 1 <= rows <= MOST_ROWS:
         raise InvalidChunk(f"a chunk has from 1 to {MOST_ROWS:,} rows, its message says {rows!r}")
     bound = signature.bind(*args, **kwargs)
@@ -300,12 +295,8 @@ def _chunk_outcome(task: Any, outputs: list[Any]) -> Outcome:
 
 
 def _for_autoretry(task: Any, missing: dict[int, Outcome], whole: ChunkFailed) -> Outcome | None:
-    """
-    Return the outcome by which Celery retries the task, if one row's error asks for that.
-
-    Celery goes by the type of an error, so the row's is raised; once there are no more
-    tries, the task fails with the whole chunk's.
-    """
+    """Return the outcome by which Celery retries the task, if one row's error asks for that."""
+    # Celery goes by the type of an error, so the row's is raised; at last the whole chunk's.
     wanted = tuple(getattr(task, "autoretry_for", ()))
     unwanted = tuple(getattr(task, "dont_autoretry_for", ()))
     for outcome in missing.values():

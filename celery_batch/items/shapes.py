@@ -141,11 +141,7 @@ def fixed_sizes_of(task: Any) -> FixedSizes | None:
 
 
 def prepare_shapes(task: Any) -> None:
-    """
-    Load and warm up what a task runs before its first batch, if the shapes of its calls are fixed.
-
-    It does nothing where that was done at the start of the worker, or by an earlier batch.
-    """
+    """Load and warm up what a task of fixed shapes runs, unless that was done before."""
     if not has_shapes(task):
         return
     try:
@@ -159,12 +155,7 @@ def prepare_shapes(task: Any) -> None:
 
 
 def warm_up(task: Any, instance: Model | None = None) -> None:
-    """
-    Call a task's model with each shape that can occur, the largest first.
-
-    At last it is called with its examples and the padding row, which may be wrong.  An error of the
-    model is raised with the shape.
-    """
+    """Call a task's model with each shape that can occur, the largest first, then its examples."""
     for filler in _fillers(task, instance):
         _check_cost(task, filler)
     predict = _run_function(task) if instance is None else model_calls(instance)
@@ -191,11 +182,7 @@ def warm_up(task: Any, instance: Model | None = None) -> None:
 
 
 def _check_examples(task: Any, policy: BatchPolicy, examples: dict[Any, list[Row]]) -> None:
-    """
-    Check that the example of each length has it, where that can be told.
-
-    A shorter example is right as well, if it is padded to this length and to no other.
-    """
+    """Check that each length's example is padded to it and to no other, where that can be told."""
     name, seen = f"{task.name}.example", dict[bytes, int]()
     for length, rows in sorted(examples.items()) if policy.batch_lengths else ():
         (row,) = rows

@@ -139,11 +139,7 @@ class AppPayloads:
 
 
 def seconds_until(when: Any) -> float:
-    """
-    Return the seconds until a call is due or expires; 0 if that is over or unknown.
-
-    A time without a zone is what Celery's workers take it for.
-    """
+    """Return the seconds until a call is due or expires; 0 if that is over or unknown."""
     if isinstance(when, Real):
         return max(float(when), 0.0)
     try:

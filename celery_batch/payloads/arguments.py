@@ -52,12 +52,9 @@ class _Upload(NamedTuple):
 
 
 class Uploads:
-    """
-    Payloads of calls that are written together, and that are stored together before.
+    """Payloads of calls that are written together, which are stored together before."""
 
-    A store that is away is not asked again with the same retries, for a thousand calls would
-    each wait for it.
-    """
+    # A store that is away is not asked again with the same retries: each call would wait for it.
 
     def __init__(self) -> None:
         #: By their tasks' ids.
@@ -83,12 +80,7 @@ class Uploads:
         *,
         at_once: bool,
     ) -> bool:
-        """
-        Take a payload until the calls are written; False if it is to travel in its message.
-
-        Its bytes may change later.  With `at_once` it is stored now, with the retries of the
-        call's own options.
-        """
+        """Take a payload, or store it `at_once`; False if it is to travel in its message."""
         if payloads is not self._payloads:
             self.flush()
             self._payloads, self._failure = payloads, None

@@ -20,12 +20,10 @@ _MOST_LEFT = 8
 
 
 class BoundedCalls:
-    """
-    Runs each call on a thread of its own, which a caller leaves behind if it does not return.
+    """Runs each call on a thread of its own, which is left behind if the call does not return."""
 
-    While such a thread is blocked, further calls fail at once: they would block as well.  One that
-    only took longer than its caller could wait does not keep others from trying.
-    """
+    # While such a thread is blocked, further calls fail at once: they would block as well.  If it
+    # only took longer than its caller could wait, others may try.
 
     def __init__(self) -> None:
         #: The threads that were left behind, and when they started, on the monotonic clock.

@@ -32,12 +32,7 @@ _AT_ONCE = 1000
 
 
 class PayloadRelease:
-    """
-    What a worker's main process does with the payloads of the requests that it holds.
-
-    A thread does it, since a store may be slow; it starts with the first payload, or at once where
-    files expire.
-    """
+    """Deletes and renews, in a thread, the payloads of the requests that a worker holds."""
 
     def __init__(self, app: Any) -> None:
         self._app = app

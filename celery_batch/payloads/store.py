@@ -127,12 +127,7 @@ class PayloadStore(ABC):
 
     @abstractmethod
     def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | bytearray | None]:
-        """
-        Return payloads; None for each that is not there, or that is no payload.
-
-        No more than one byte more than its size is read of any.  It raises `StoreError` if they
-        cannot be read.
-        """
+        """Return payloads, each with a byte more than its size at most; None for lost ones."""
 
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> None:
@@ -290,12 +285,9 @@ def _bounded(method: _M) -> _M:
 
 
 class DirectoryPayloads(PayloadStore):
-    """
-    Payloads in the files of a directory that all processes share.
+    """Payloads in the files of a directory that all processes share, until their mtime."""
 
-    A file's time of modification says when it expires.  Its owner alone may read it; if the
-    directory is setgid, its group may, too.  The umask may allow less.
-    """
+    # The owner alone may read them; the group may, too, if the directory is setgid.
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -470,12 +462,7 @@ class ObjectPayloads(PayloadStore):
 
 
 def open_store(app: Any, url: str) -> PayloadStore:
-    """
-    Return the store at a URL; raise `ConfigurationError` if there is none.
-
-    It is that of a Redis, as Celery's result backend takes it, ``file:///a/directory``, or what
-    fsspec knows.
-    """
+    """Return the store at a URL of a Redis, of a directory (``file:``), or of what fsspec knows."""
     scheme = urlsplit(url).scheme
     if scheme in ("file", "local"):  # the latter is fsspec's
         directory = _directory_of(url)

@@ -140,12 +140,7 @@ class Payloads:
 
 
 def take_out(value: Any, least: int, payloads: Payloads, *, takes_bytes: bool) -> Any:
-    """
-    Return a value with its large parts replaced by stored values; itself if nothing was taken out.
-
-    Arrays of at least so many bytes are taken out, and such `bytes` if `takes_bytes` is set;
-    `payloads` is given their bytes.
-    """
+    """Return a value with large arrays, and perhaps bytes, moved to `payloads`; itself if none."""
     kind = type(value)
     if kind in _SMALL:
         return value
@@ -178,11 +173,7 @@ def _without_array(value: Any, least: int, payloads: Payloads) -> Any:
 
 
 def put_back(value: Any, parts: Sequence[memoryview]) -> Any:
-    """
-    Return a value, whose lists and dicts are changed, with its stored parts in their places.
-
-    InvalidPayload is raised for a stored value that is not what the parts are, or is there twice.
-    """
+    """Put stored parts in their places in a value; raise `InvalidPayload` if they do not fit."""
     try:
         return _put_back(value, dict(enumerate(parts)))
     except RecursionError as error:

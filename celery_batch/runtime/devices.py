@@ -79,11 +79,7 @@ def pin(index: int, devices: Sequence[str] | None = None) -> str:
 
 
 def why_doubtful(names: Sequence[str]) -> str:
-    """
-    Return why some devices may not exist on this machine; "" if they seem to.
-
-    It is no proof: a driver may have other device files than those known here.
-    """
+    """Return why devices seem not to exist on this machine, which is no proof; "" if they do."""
     gpus = [name for name in names if name.startswith("cuda:")]
     if not gpus or sys.platform != "linux" or VISIBLE in os.environ:
         return ""

@@ -48,12 +48,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_device_broken(error: BaseException) -> bool:
-    """
-    Return whether this process can no longer use its device after an error.
-
-    Once a kernel has failed on a GPU, every later call fails with the same error: only a
-    new process helps.
-    """
+    """Return whether all later calls fail with the same error, so that only a new process helps."""
     if not isinstance(error, RuntimeError) or is_out_of_memory(error):
         return False
     text = _text(error)

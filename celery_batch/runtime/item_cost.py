@@ -20,12 +20,7 @@ _NUMBERS = (int, float)
 
 
 class ItemCost:
-    """
-    Computes what items cost.
-
-    `cost` is a function of one item's arguments, or the name of the parameter whose length it is;
-    `largest` is the highest cost of one item, None for any.
-    """
+    """Computes what items cost, by a function of them or as the length of the named parameter."""
 
     def __init__(
         self,

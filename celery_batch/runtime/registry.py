@@ -74,12 +74,8 @@ _preparation: Callable[[], object] | None = None
 
 
 def prepare_later(preparation: Callable[[], object]) -> None:
-    """
-    Prepare this process for models before its first batch, and not earlier.
-
-    A process that never runs one must not be restricted to one device.  The function is called
-    until it raises nothing.
-    """
+    """Call a function before this process' first batch, until it raises nothing, not earlier."""
+    # A process that never runs one must not be restricted to one device.
     global _preparation  # noqa: PLW0603 (a process is prepared once)
     _preparation = preparation
 
@@ -104,12 +100,7 @@ def set_device(device: str) -> None:
 def warm_up_with(
     model: type[Model] | None, task: str, warm_up: Callable[[Model | None], object]
 ) -> None:
-    """
-    Warm up each instance of a model for one of its tasks, instead of by a call with its examples.
-
-    What is loaded already is warmed up now, if this is the first call for the task.  A task with a
-    function has no model, and needs not be loaded.
-    """
+    """Warm up each instance of a model for a task, without its examples; loaded ones now."""
     known = _warm_ups.setdefault(model, {})
     if task in known:
         return

@@ -176,12 +176,7 @@ class _BatchRun:
 
 
 class Runner:
-    """
-    Runs batches through a loaded model; threads may share it.
-
-    A batch comes as columns: a list for each parameter, with an entry for each item.  At most
-    `most` items are in one call of the model; None for any number.
-    """
+    """Runs batches, as a list for each parameter, through a loaded model; threads may share it."""
 
     def __init__(
         self,
@@ -216,12 +211,7 @@ class Runner:
         timings: list[Timing] | None = None,
         counts: Counts | None = None,
     ) -> list[Outcome]:
-        """
-        Run one batch, and return an outcome for each item; never raises what the model raises.
-
-        A model that raises, or runs out of memory, is called again with halves of the batch, until
-        the items that make it raise run alone.  `timings` and `counts` are added to.
-        """
+        """Run one batch, and return an outcome for each item; raise no error of the model."""
         alone = len(columns[0]) == 1
         outputs = self.outputs(*columns, alone=alone, timings=timings, counts=counts)
         return [as_outcome(output) for output in outputs]
@@ -288,11 +278,7 @@ class Runner:
             return Collated(items, rows, error=error)
 
     def uncollate(self, uncollated: list[Uncollated], outputs: list[Any], counts: Counts) -> None:
-        """
-        Put the outputs of what `outputs` has left in their places; on any thread.
-
-        If `uncollate` raises for several items, these are to run again, each alone.
-        """
+        """Put outputs in their places, on any thread; if that raises, items run again alone."""
         while uncollated:
             items, call, rows, output = uncollated.pop(0)
             found: Sequence[Any]

@@ -156,11 +156,7 @@ def call_error(name: str, signature: inspect.Signature, error: TypeError) -> Typ
 
 
 def check_function(option: str, function: Any, signature: inspect.Signature) -> None:
-    """
-    Check that a function can be called with the arguments of an item, which `signature` names.
-
-    One without a signature of its own, such as ``max``, is not checked.
-    """
+    """Check that a function can be called with an item's arguments, if it has a signature."""
     try:
         takes = inspect.signature(function)
     except (TypeError, ValueError):

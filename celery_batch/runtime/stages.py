@@ -22,12 +22,7 @@ __all__ = ["Stages", "check_stages", "has_stages", "predict_through", "stages_of
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """
-    Calls a model with a column for each parameter; each stage may run on another thread.
-
-    `predict` takes what `collate` returns, and without that the columns.  `uncollate` returns an
-    output for each row; without that, `predict` does.
-    """
+    """Calls a model with a column for each parameter; each stage may run on another thread."""
 
     predict: Callable[..., Any]
     collate: Callable[..., Any] | None = None

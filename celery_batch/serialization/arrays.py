@@ -329,11 +329,7 @@ def encoded_array(kind: str, dtype: Any, shape: Any, data: memoryview | str) -> 
 
 
 def array_decoder(dtype: Any, shape: Any) -> Callable[[bytes], Any]:
-    """
-    Return what makes arrays from base64, all of one type and shape, which are checked once.
-
-    It raises `ValueError` for what is no base64 of such an array.
-    """
+    """Return what makes arrays from base64, all of one type and shape, which are checked once."""
     numpy = import_module("numpy")
     shape = _checked_shape(NDARRAY, dtype, shape)
     size = prod(shape) * itemsize_of(NDARRAY, dtype)
@@ -421,11 +417,7 @@ def size_of(value: Any) -> int:
 
 
 def array_parts(value: Any) -> tuple[str, str, list[int], Any]:
-    """
-    Return an array's kind, dtype and shape, and its elements' bytes, which a tensor must outlive.
-
-    A TypeError if its elements are objects or structures, or it is masked, sparse or quantized.
-    """
+    """Return an array's kind, dtype and shape, and its bytes, which a tensor must outlive."""
     if isinstance(value, EncodedArray):
         return value.kind, value.dtype, [*value.shape], value.tobytes()
     if isinstance(value, _NDArray):
@@ -490,11 +482,7 @@ def _encode_scalar(number: Any) -> Any:
 
 
 def split_rows(outputs: Any) -> Any:
-    """
-    Return the rows of an array or a tensor of numbers or times, each one of its own, uncopied.
-
-    Numbers with less than two dimensions, and anything else, are returned as they are.
-    """
+    """Return the rows of an array of numbers or times, uncopied; anything else as it is."""
     array: Any = outputs
     if isinstance(outputs, _NDArray):
         kind = array.dtype.kind

@@ -59,11 +59,7 @@ _typed_value: Callable[[Any], Any] = JSONEncoder().default
 
 
 def encode_binary(value: Any) -> bytes:
-    """
-    Encode a value of plain values, arrays and tensors.
-
-    It raises `TypeError`, `ValueError` or, for large integers, `OverflowError` if it cannot.
-    """
+    """Encode plain values and arrays; else raise `TypeError`, `ValueError` or `OverflowError`."""
     packer = _Packer(_msgpack())
     packed = packer.packed(value)
     end = _LENGTH.size + len(packed)
@@ -114,14 +110,9 @@ class _Packer:
 
 
 def decode_binary(data: Any, decode: Callable[[EncodedArray], Any] = EncodedArray.decode) -> Any:
-    """
-    Decode what `encode_binary` has encoded, else raise `ValueError`.
-
-    Arrays are views of the data, which cannot be changed; tensors are copies.  `decode` is called
-    with each.
-    """
+    """Decode what `encode_binary` has encoded, arrays with `decode`; else raise `ValueError`."""
     msgpack = _msgpack()
-    view = memoryview(data).toreadonly()
+    view = memoryview(data).toreadonly()  # which arrays are views of; tensors are copies
     if len(view) < _LENGTH.size:
         raise ValueError(f"{NAME}: {len(view)} bytes are no message")
     end = _LENGTH.size + _LENGTH.unpack_from(view)[0]

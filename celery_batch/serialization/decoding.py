@@ -56,12 +56,7 @@ _ESCAPED_ASCII = re.compile(r"\\u00[2-7]")
 
 
 def decode_json(text: str, hook: Callable[[dict[str, Any]], Any] = object_hook) -> Any:
-    """
-    Decode JSON as kombu does.
-
-    Kombu calls Python code, `hook`, for every object, to find typed values such as dates; that is
-    skipped if there can be none.  It raises `ValueError` for what is no JSON.
-    """
+    """Decode JSON as kombu does, which calls `hook` for every object; not if there are no types."""
     if _has_types(text):
         return _decoder_with(hook)(text)
     try:
@@ -116,12 +111,8 @@ _BETWEEN = f',"{_MARK}",'.encode()
 
 
 def decode_envelopes(raws: Sequence[bytes], largest: int | None) -> list[Any]:
-    """
-    Decode messages together, so that they share the names of their fields.
-
-    Each has some forty names, which would be half of what it takes while it waits.  None is
-    returned in the place of one of more than `largest` bytes, or that is to be decoded by itself.
-    """
+    """Decode messages together, so that they share names; None for those to decode alone."""
+    # Each has some forty names of fields, which would be half of what it takes while it waits.
     most = _LARGE if largest is None else min(largest, _LARGE)
     small = [raw for raw in raws if len(raw) <= most]
     found = iter(_decode_together(small) if len(small) > 1 else ())
@@ -162,11 +153,7 @@ class OnceDecoded:
 
 
 def payload_of(message: Any) -> Any:
-    """
-    Return a message's body decoded, as ``message.payload`` does, but arrays undecoded.
-
-    Nothing of a message is computed with in this process, which need not import NumPy.
-    """
+    """Return a message's payload, but arrays undecoded: nothing here computes, or needs NumPy."""
     if decoded_body(message) is None:
         with suppress(ValueError, RecursionError):  # for which kombu raises its own error
             if _is_plain(message):

@@ -51,12 +51,7 @@ def as_lists(value: Any) -> Any:
 
 
 def list_rows(outputs: Any) -> Any:
-    """
-    Return a batch's outputs with arrays and tensors as lists of numbers.
-
-    What is no list or tuple is returned as it is; so is an array that JSON has not, such as one of
-    complex numbers.
-    """
+    """Return a batch's outputs with arrays as lists of numbers, but those that JSON has not."""
     if not isinstance(outputs, list | tuple):
         return outputs
     return [_list_row(each) if is_array(each) else each for each in outputs]
@@ -108,11 +103,7 @@ def _decoded_lists(array: EncodedArray) -> Any:
 
 
 def to_numpy(array: Any) -> Any:
-    """
-    Return an array, a tensor or an encoded array as an array of NumPy, or raise `TypeError`.
-
-    Types of torch that NumPy lacks, such as bfloat16, become float32, which is exact.
-    """
+    """Return any array as one of NumPy, torch's small floats as float32; else raise `TypeError`."""
     torch = sys.modules.get("torch")
     if isinstance(array, EncodedArray):
         found = array.decode()

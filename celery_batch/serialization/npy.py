@@ -32,12 +32,7 @@ _KINDS = frozenset("biufcmM")
 
 
 def npy_header(dtype: str, shape: Sequence[int]) -> bytes:
-    """
-    Return the header of an array in C order, of a dtype by NumPy's name, such as ``"<f4"``.
-
-    Its length does not depend on the first number of the shape, the rows: it can be written
-    again in its place once there are more.
-    """
+    """Return the header of an array in C order, as long with more rows: it can be written again."""
     words = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {tuple(shape)!r}, }}"
     rows = len(str(shape[0])) if shape else 0
     words += " " * (_ROWS_WIDTH - rows)
@@ -47,11 +42,7 @@ def npy_header(dtype: str, shape: Sequence[int]) -> bytes:
 
 
 def encode_npy(value: Any) -> bytes:
-    """
-    Return an array, or a list of equal ones or of numbers as one array, as the bytes of .npy.
-
-    It raises `ValueError` if rows differ in dtype or shape, and `TypeError` for anything else.
-    """
+    """Return an array, or a list of equal ones or of numbers as one, as the bytes of .npy."""
     if is_array(value):
         dtype, shape, data = _parts(value)
         return b"".join((npy_header(dtype, shape), data))
@@ -94,12 +85,7 @@ def numeric_array(value: Any) -> Any:
 
 
 def decode_npy(body: bytes) -> Any:
-    """
-    Return the array that the bytes of .npy have, a view of them, which cannot be changed.
-
-    They may come from anyone: the size is checked, and arrays of objects are refused with
-    `ValueError`.
-    """
+    """Return the array of .npy as a view that cannot be changed; refuse wrong sizes and objects."""
     numpy, form = import_module("numpy"), import_module("numpy.lib.format")
     file = io.BytesIO(body)
     try:

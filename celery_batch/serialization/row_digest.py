@@ -17,11 +17,7 @@ _DIGEST_SIZE = 24
 
 
 class RowDigest:
-    """
-    Computes digests of rows, which are equal if and only if the rows are.
-
-    To each row belong the `parts`: the task's name, and the version of its model.
-    """
+    """Computes equal digests of equal rows; the `parts`, as the task's name, belong to each row."""
 
     def __init__(self, *parts: Any) -> None:
         self._base = blake2b(encode_plain(parts), digest_size=_DIGEST_SIZE)

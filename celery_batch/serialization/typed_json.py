@@ -47,11 +47,7 @@ STORED = "batch-payload"
 
 
 class StoredValue:
-    """
-    Stands in a message for a value that is stored beside it: the one with this index, from 0.
-
-    The kind is "ndarray", "tensor", "bytes" or "json"; arrays have a dtype and a shape.
-    """
+    """Stands for a value stored beside its message: an ndarray, a tensor, bytes or json."""
 
     __slots__ = ("dtype", "index", "kind", "shape")
 
@@ -143,11 +139,7 @@ def escape_dicts(value: Any) -> Any:
 
 
 def array_hook(found: dict[str, Any]) -> Any:
-    """
-    Return an object of JSON with arrays undecoded, and the user's dicts as they were.
-
-    Other typed values, such as dates, stay dicts.
-    """
+    """Return an object of JSON with arrays undecoded, the user's dicts as they were."""
     if found.keys() != _TYPED:
         return found
     kind, value = found["__type__"], found["__value__"]

@@ -74,11 +74,7 @@ class Gpus:
 
 
 def find_gpus(devices: Sequence[str] | None = None) -> Gpus | None:
-    """
-    Return the GPUs that this worker may use, or those with these names as for `devices.pin`.
-
-    It is None if none can be measured, as without NVIDIA's library.
-    """
+    """Return the GPUs that this worker may use, or those named; None if none can be measured."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()

@@ -45,12 +45,7 @@ class Histogram:
         self.sum += total
 
     def quantile(self, share: float) -> float | None:
-        """
-        Estimate the number that a share of all numbers do not exceed.
-
-        As Prometheus does it: the numbers of a bucket are taken to be spread evenly, and
-        numbers beyond all bounds to equal the last one.  None if there were no numbers.
-        """
+        """Estimate, as Prometheus does, what a share of all numbers do not exceed; None if none."""
         counts = list(self.counts)
         wanted = share * sum(counts)
         lower = 0.0

@@ -95,12 +95,7 @@ def _rounded(number: float | None) -> float | None:
 
 
 class DeviceIdle:
-    """
-    Adds up the time in which a worker's pool processes ran no model.
-
-    That is the time between model calls, whatever a process does meanwhile, and the time
-    until a process that replaces another has its first batch; `since` is when all were ready.
-    """
+    """Adds up the time in which a worker's pool processes ran no model, since all were ready."""
 
     def __init__(self, since: float) -> None:
         #: The seconds of all processes together up to `_updated`.
@@ -116,12 +111,7 @@ class DeviceIdle:
         self._ended[pid] = max(ended, self._ended.get(pid, ended))
 
     def seconds(self, now: float, busy: Mapping[int, float], processes: int) -> float:
-        """
-        Return how long processes have been idle; the number never decreases.
-
-        `busy` has the processes with a batch now, and since when.  An added process counts from the
-        last call.
-        """
+        """Return how long processes were idle; `busy` says since when those with a batch run it."""
         self._total += processes * (now - self._updated)
         self._updated = now
         running = sum(self._since_last_end(pid, began, now) for pid, began in busy.items())
@@ -133,11 +123,7 @@ class DeviceIdle:
 
 
 class Meter:
-    """
-    Counts batches and requests, task by task.
-
-    It has no clock and no lock: its user locks it where several threads share it.
-    """
+    """Counts batches and requests, task by task; without a clock, and without a lock."""
 
     def __init__(self, since: float) -> None:
         self.tallies: defaultdict[str, Tally] = defaultdict(Tally)

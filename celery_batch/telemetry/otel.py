@@ -69,12 +69,7 @@ class BatchSpan:
 
 
 def _tracing() -> Any:
-    """
-    Return OpenTelemetry's API where tracing is set up, else None.
-
-    Where it is set up the module is imported, and other processes need not pay for the
-    import.  It may be imported without being set up: redis-py does so where it is installed.
-    """
+    """Return OpenTelemetry's API where tracing is set up; libraries may import it without that."""
     trace = sys.modules.get("opentelemetry.trace")
     unset = getattr(trace, "ProxyTracerProvider", ())
     if trace is None or isinstance(trace.get_tracer_provider(), unset):

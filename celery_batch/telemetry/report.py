@@ -94,11 +94,7 @@ class BatchReport:
 
     @property
     def fill(self) -> float:
-        """
-        The used share of ``max_batch_size`` in its model calls; a large chunk takes several.
-
-        Where cost is limited, it is that of ``max_batch_cost``, if that is larger.
-        """
+        """The used share of the room in its model calls: in rows or, if that is larger, in cost."""
         used = self.rows / (-(-self.rows // self.most) * self.most) if self.rows else 0.0
         room = self.work.calls * self.most_cost
         return max(used, min(self.work.padded_cost / room, 1.0)) if room else used

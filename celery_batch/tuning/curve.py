@@ -93,11 +93,7 @@ class Curve:
         return median_high(each.quantile(SLOW) / each.quantile(MEDIAN) for each in self.points)
 
     def seconds(self, size: int, share: float = MEDIAN) -> float:
-        """
-        Return a quantile of the time of a batch of any size.
-
-        It is interpolated between two measured sizes, and proportional to the nearest beyond them.
-        """
+        """Return a quantile of the time of a batch of any size, interpolated or proportional."""
         at = bisect_left(self.points, size, key=lambda point: point.size)
         if at == len(self.points):
             last = self.points[-1]

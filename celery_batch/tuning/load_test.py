@@ -61,11 +61,7 @@ def _ramp(part: str) -> list[float]:
 
 
 def arrivals(rate: float, duration: float, seed: int) -> list[float]:
-    """
-    Return the times of independent requests, as those of many users, in order.
-
-    They are seconds from the beginning, and the same with the same seed.
-    """
+    """Return, in order, at which seconds independent requests come, the same with the same seed."""
     chance = random.Random(seed)  # noqa: S311 (no secret)
     count = max(1, round(rate * duration))
     # A Poisson process of which the number of requests is known: so the rate is exactly offered.
@@ -171,10 +167,7 @@ def _latencies(outcomes: Sequence[Outcome], timeout: float) -> dict[str, Any]:
 
 
 def mean_batch_size(sizes: Sequence[int | None]) -> float | None:
-    """
-    Return the mean rows of batches, of which each request says its own.
-
-    A batch of 10 is named by ten requests: so each counts for a part of its batch.
-    """
+    """Return the mean rows of batches, of which each request says its own."""
+    # A batch of 10 is named by ten requests: so each counts for a part of its batch.
     known = [size for size in sizes if size]
     return len(known) / sum(1 / size for size in known) if known else None

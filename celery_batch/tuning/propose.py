@@ -83,15 +83,11 @@ def propose(
     rate: float | None = None,
     report: Callable[[str], None] = lambda _words: None,
     *,
-    base: BatchPolicy | None = None,
+    base: BatchPolicy | None = None,  # the task's, if its batches are limited by cost
     load: Loads = Load.at,
     max_item_cost: float | None = None,
 ) -> Proposal:
-    """
-    Choose settings for a model, for most of what one process can answer unless given a rate.
-
-    `base` is the task's policy, if its batches are limited by cost.
-    """
+    """Choose settings for a model, for most of what one process can answer unless given a rate."""
     max_rates, capacities = {}, {}
     for policy in _limited(curve, min(_MAX_WAIT, latency), base, load, max_item_cost):
         report(f"simulating requests with batches of up to {limit_of(policy)}")

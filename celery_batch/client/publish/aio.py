@@ -39,11 +39,7 @@ _SEVERAL = 4
 
 
 class SeriesSender:
-    """
-    Makes calls one after another, and looks up once what those of one kind have in common.
-
-    Nothing is kept from one write to the next: settings and listeners may change any time.
-    """
+    """Makes the calls of one write, and looks up once what those of one kind have in common."""
 
     def __init__(self, bulk: BulkWrite) -> None:
         self._bulk = bulk
@@ -166,11 +162,7 @@ def send_soon(
     on_sent: Callable[[asyncio.Future[Any], Any], object],
     on_abandoned: Callable[[Any], object] | None,
 ) -> Admission:
-    """
-    Have a call leave once all coroutines that are ready have had their turn; see `LoopCall`.
-
-    The returned context is the one to wait in.
-    """
+    """Have a call leave once all ready coroutines had their turn; return the context to wait in."""
     task, args, kwargs, options = call
     limiter = Publisher.of(task.app).limiter()
     context = _context(task, is_admitted=limiter.limit(task) is not None)
@@ -222,14 +214,9 @@ async def apply_async(
     kwargs: Any,
     options: dict[str, Any],
     *,
-    on_abandoned: Callable[[Any], object] | None = None,
+    on_abandoned: Callable[[Any], object] | None = None,  # gets the result if it is too late
 ) -> Any:
-    """
-    Send a call and return its result when the broker has it.
-
-    One that is cancelled before is not sent; `on_abandoned` gets the result of one that is
-    cancelled while it is sent.  `QueueFull` is raised at once, and not after other calls' writes.
-    """
+    """Send a call, unless cancelled before, and return its result when the broker has it."""
     await Publisher.of(task.app).limiter().await_depth(task, options)
     options = _with_parent(task.app, options)
     future = asyncio.get_running_loop().create_future()
@@ -285,17 +272,10 @@ async def apply_and_wait(
     args: Any,
     options: dict[str, Any],
     deadline: float,
-    on_abandoned: Callable[[Any], object],
+    on_abandoned: Callable[[Any], object],  # gets the result if it is too late
 ) -> Any:
-    """
-    Send a call, and return its result when the task has ended, or at the deadline.
-
-    The coroutine is woken once, and not when the call was sent and again when it has ended;
-    and one timer serves for both.  Not for use within a Celery task.
-
-    `on_abandoned` gets the result of a call that was cancelled although it was sent, or was sent
-    too late.  A call that was not sent in time is a TimeoutError.
-    """
+    """Send a call, in no task, and return its result at the task's end or at the deadline."""
+    # The coroutine is woken once, not when the call was sent and again at its end, by one timer.
     await Publisher.of(task.app).limiter().await_depth(task, options)
     left = deadline - time.monotonic()
     if left <= 0:

@@ -68,13 +68,10 @@ class PreparedMessage:
 
 
 class SendBuffer:
-    """
-    Takes messages from any thread, and returns when they are in the broker.
-
-    `write` writes messages and marks those that are `sent`; it raises for the others.
-    """
+    """Takes messages from any thread, and returns when they are in the broker."""
 
     def __init__(self, write: Callable[..., None]) -> None:
+        #: Writes messages and marks those that are `sent`; raises for the others.
         self._write = write
         self._ready: deque[PreparedMessage] = deque()
         #: Reentrant: what a signal handler sends in the midst of a write is written at once.
@@ -89,11 +86,7 @@ class SendBuffer:
         return len(self._ready)
 
     def send(self, messages: Iterable[PreparedMessage], producer: Any = None) -> None:
-        """
-        Return when all of them are sent; those with a producer are written at once and alone.
-
-        It raises why the first one that is not sent could not be, or that the deadline is over.
-        """
+        """Return when all are sent, else raise; with a producer they are written at once, alone."""
         own = list(messages)
         if producer is not None:
             self._write(own, producer)
@@ -257,18 +250,14 @@ class BulkWrite:
         return self.uploads.failed.get(result.id, self.failure)
 
     def flush(self) -> None:
-        """
-        Write all messages but those whose payloads cannot be stored; raise if one is not sent.
-
-        Of a chord's members all are written or none: its body would never run.
-        """
+        """Write all messages whose payloads can be stored; raise if one is not sent."""
         if self.confirmed is not None:
             self.confirmed.flush()
         pairs, self._messages, self._size = self._messages, [], 0
         try:
             self.uploads.flush()
             failed = self.uploads.failed
-            self.uploads.require_chords()
+            self.uploads.require_chords()  # whose bodies would never run: none is sent
             messages = [each for each, result in pairs if not failed or result.id not in failed]
             if self._send_buffer is not None and messages:
                 self._send_buffer.send(messages, self.producer)
@@ -305,15 +294,11 @@ def canvas_bulk(app: Any) -> Iterator[BulkWrite]:
 
 
 def current_bulk(task: Any, options: Any) -> BulkWrite | None:
-    """
-    Return the bulk write that takes a call; None if it is sent at once.
-
-    Calls that the canvas or the loop does not make itself are sent at once: their caller may
-    wait for the results before the next write.
-    """
+    """Return the bulk write that takes a call; None if it is sent at once."""
     bulk, wanted = _current.get()
     if bulk is None or bulk.app is None:
         return bulk if wanted is task else None
+    # A call that the canvas does not make itself is sent at once: its caller may wait for it.
     is_of_canvas = "producer" in options and bulk.app is task.app
     return bulk if is_of_canvas else None
 

@@ -153,17 +153,12 @@ class CallSeries(NamedTuple):
         self,
         args: Any,
         kwargs: Any,
-        bulk: BulkWrite | None,
+        bulk: BulkWrite | None,  # None to write at once
         *,
-        own: Mapping[str, Any] = _NOTHING,
+        own: Mapping[str, Any] = _NOTHING,  # what the series has left to its calls; the task_id
         frozen: Any = None,
     ) -> Any:
-        """
-        Make a call, and return its result; None if it has to take Celery's path.
-
-        Without a `bulk` the message is written at once.  `own` has the options that this series has
-        left to its calls, all of them, and the call's ``task_id`` if it has one.
-        """
+        """Make a call, and return its result; None if it has to take Celery's path."""
         task, settings, options, template = self.task, self.settings, self.options, self.template
         expiry = expiry_of(task.app, settings, own.get("expires", self.expires))
         if expiry is None:
@@ -223,11 +218,8 @@ _is_received: ContextVar[bool] = ContextVar("celery_batch_is_received", default=
 
 @contextmanager
 def without_subscription(app: Any) -> Iterator[None]:
-    """
-    Keep the app's backend from subscribing to what this thread or coroutine sends meanwhile.
-
-    Celery's flag for it would hold for all threads, and keep them from waiting.
-    """
+    """Keep the app's backend from subscribing to what this thread or coroutine sends meanwhile."""
+    # Celery's flag for it would hold for all threads, and keep them from waiting.
     backend = app.backend
     if "on_task_call" not in vars(backend):
         own = backend.on_task_call
@@ -265,11 +257,7 @@ _PUBLISH = _own(messaging.Producer.publish, messaging)
 
 
 def is_plain_celery(app: Any) -> bool:
-    """
-    Return whether nothing but Celery itself takes part in a call.
-
-    Tracing libraries and applications listen to signals, and wrap or override methods.
-    """
+    """Return whether only Celery takes part in a call: no receiver of signals, no wrapper."""
     return (
         Task.apply_async is _APPLY
         and type(app).send_task is _SEND
@@ -312,11 +300,7 @@ class MessageTemplates:
     def template(
         self, task: Any, options: dict[str, Any], expires: Any, *, reply: bool
     ) -> AnyTemplate | None:
-        """
-        Return the template for a call; None if it has none, or none yet.
-
-        The first message of a kind takes Celery's path, which also declares its queue.
-        """
+        """Return the template for a call; None if it has none, or none yet."""
         router = self._app.amqp.router
         if router is not self._router or len(self._known) > _MOST:
             self._router, self._known = router, {}
@@ -337,7 +321,7 @@ class MessageTemplates:
             return self._known[kind]
         except KeyError:
             given = {name: value for name, value, _ in of_kind}
-            self._known[kind] = None
+            self._known[kind] = None  # the first one takes Celery's path, which declares the queue
             self._probe(kind, task, given, options.get("producer"))
             return None
 

@@ -95,11 +95,7 @@ class Form(NamedTuple):
 
 
 class PublishSettings(SettingsSnapshot):
-    """
-    What an app's settings say of its calls at one time.
-
-    Looking a setting up costs more than the rest of a call, so that is done once.
-    """
+    """What an app's settings say of its calls, looked up once: that costs more than a call."""
 
     def __init__(self, app: Any) -> None:
         conf = app.conf
@@ -165,11 +161,7 @@ def fast_repr(value: Any, limit: int | None, levels: int) -> str:
 
 
 def _list_repr(values: list[Any], limit: int | None) -> str | None:
-    """
-    Return the text of a list of plain values, as chunks have for each parameter.
-
-    None if only Celery can make it; so below.
-    """
+    """Return the text of a list of plain values, as in chunks; None if only Celery can make it."""
     if limit is not None and len(values) * _SHORTEST > limit:
         return None  # it will be cut
     if _NUMBERS.issuperset(map(type, values)):
@@ -288,14 +280,11 @@ class _SameChannel(_Producer):  # type: ignore[misc]
 
 
 class RedisProducer(_SameChannel):
-    """
-    A producer that keeps the message for Redis that it would push to a list.
-
-    Before it sends what is not simply put into one list, it calls `before_others`.
-    """
+    """A producer that keeps the message that it would push to a list, and sends all others."""
 
     def __init__(self, producer: Any, before_others: Callable[[], object] = noop) -> None:
         super().__init__(producer)
+        #: Called before it sends what is not simply put into one list.
         self._before_others = before_others
 
     #: Whether it sends what is not simply put into one list, as kombu does.

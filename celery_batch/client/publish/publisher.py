@@ -106,13 +106,12 @@ class Publisher(PerProcess):
         return series and series.send(args, kwargs, bulk, frozen=frozen)
 
     def series(
-        self, task: Any, options: dict[str, Any], own: Collection[str] = ()
+        self,
+        task: Any,
+        options: dict[str, Any],
+        own: Collection[str] = (),  # those of expires and headers that each call has of its own
     ) -> CallSeries | None:
-        """
-        Return a way to make many calls on the fast path; None if there is none, or none yet.
-
-        `own` names those of ``expires`` and ``headers`` that each call has of its own.
-        """
+        """Return what makes many calls on the fast path; None if there is none, or none yet."""
         if type(task).apply_async is not ClientMethods.apply_async or "apply_async" in vars(task):
             return None
         if "producer" in options:

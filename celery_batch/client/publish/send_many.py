@@ -159,12 +159,7 @@ Apply = Callable[[Iterable[Any], Any], Iterator[Any]]
 
 
 def send_group(app: Any, tasks: Iterable[Any], producer: Any, apply: Apply) -> Iterator[Any]:
-    """
-    Send a group's members, a thousand in one write, and return their results.
-
-    Members that a generator makes are sent as they are made.  It raises `QueueFull` if there is no
-    room for all of them, and `PartlySent` if not all could be sent.
-    """
+    """Send a group's members, a thousand in one write, and return their results."""
     tasks, admission = _admit_members(app, tasks)
     is_bulk = producer is None and FastPaths.of(app).is_on("publish")
     if admission is None:
@@ -209,13 +204,9 @@ class _Count:
 
 
 def _admit_members(app: Any, tasks: Iterable[Any]) -> tuple[Iterable[Any], ExitStack | None]:
-    """
-    Admit a group's members that are sent now, or refuse all of them.
-
-    Return the same tasks, and the context in which they are sent if any were counted.  A generator
-    is read until its members have no room or all are known.  One whose first members have no limit
-    is not read ahead any further: the others are admitted one by one.
-    """
+    """Admit a group's members that are sent now, or refuse all; return them, and the context."""
+    # A generator is read until its members have no room or all are known.  If the first have no
+    # limit it is read no further ahead: the others are admitted one by one.
     limiter = Publisher.of(app).limiter()
     limits = {
         name: limit

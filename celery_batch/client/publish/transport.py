@@ -49,12 +49,7 @@ _FRAME_END, _FRAME_OVERHEAD = b"\xce", 8
 
 
 class Transport:
-    """
-    Writes messages to one app's broker: to RabbitMQ without confirms.
-
-    Celery's settings hold as for single messages: the pool of connections, how often
-    and how long publishing is tried again, and which errors say that it failed.
-    """
+    """Writes messages to one app's broker, to RabbitMQ without confirms, by Celery's settings."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -234,13 +229,9 @@ def _read_events(connection: Any) -> None:
 
 
 def _await_receipt(channel: Any, timeout: float) -> None:
-    """
-    Return when the broker has read all that was written on a channel, or raise TimeoutError.
-
-    Many messages may still be on their way, and are lost if this process ends and cuts the
-    connection.  The broker reads a channel in order, and answers here that there is no limit
-    to the unacknowledged messages of this one, which has no consumer.
-    """
+    """Return when the broker has read all that was written on a channel, or raise TimeoutError."""
+    # Messages on their way are lost if this process ends.  The broker reads a channel in order, and
+    # answers here that this one, which has no consumer, may have any number unacknowledged.
     answered = expect_method(channel, spec.Basic.QosOk)
     channel.send_method(spec.Basic.Qos, "lBb", (0, 0, False))
     deadline = monotonic() + timeout

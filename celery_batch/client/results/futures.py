@@ -129,12 +129,7 @@ def has_ended(result: Any) -> bool:
 
 
 def settle(future: Future[Any], value: Callable[[], tuple[Any] | None]) -> bool:
-    """
-    End a future if there is a value or an error; return whether nothing is left to do.
-
-    `value` returns the value in a tuple, or None if there is none yet; what it raises is the
-    future's error.
-    """
+    """End a future with what `value` returns, in a tuple, or raises; return whether it is done."""
     if future.done():
         return True
     try:

@@ -214,11 +214,7 @@ class ListenerState(Enum):
 
 
 class Listener:
-    """
-    One app's subscription in this process, and the two threads that receive and poll.
-
-    A notification, or a poll, delivers a result to the registry, which calls what waits for it.
-    """
+    """One app's subscription in this process, and the two threads that receive and poll."""
 
     def __init__(self, app: Any, store: ResultReader) -> None:
         #: The name of this process' reply channel.
@@ -351,13 +347,7 @@ _guard = threading.RLock()
 
 
 def listener_for(app: Any, timeout: float = TIMEOUT) -> Listener | None:
-    """
-    Return the app's listener in this process, started by the first call.
-
-    Its subscription has been confirmed, so notifications of what is sent from now on arrive.  It
-    is None where results go Celery's own way: see `why_not_notified`; so do they inside a task,
-    while Redis cannot be reached, and while the interpreter ends.
-    """
+    """Return the app's listener, started and subscribed; None where results go Celery's own way."""
     listener = start_listener(app)
     return listener if listener is not None and listener.wait(timeout) else None
 

@@ -259,12 +259,8 @@ class PendingResults(PerProcess):
             return self._remove(pending, callback)
 
     def remove_callback_later(self, pending: PendingResult, callback: Callback) -> None:
-        """
-        Remove a callback without taking the lock; for a moment, it may still be called.
-
-        The garbage collector may end a generator in any thread at any time, also within a
-        method of this class.
-        """
+        """Remove a callback without taking the lock; for a moment, it may still be called."""
+        # The garbage collector may end a generator in any thread, within a method of this, too.
         self._removed.append((pending, callback))
 
     def deliver(self, values: Iterable[tuple[str, bytes]], facts: bytes = b"") -> None:
@@ -293,16 +289,11 @@ class PendingResults(PerProcess):
         _call_each(callbacks)
 
     def deliver_states(self, polled: Iterable[tuple[PendingResult, bytes | None, bytes]]) -> None:
-        """
-        Take in what polls have found of tasks that have not ended, and call state callbacks.
-
-        With each pending result come its `latest` before the poll, and the stored value, which is
-        empty if it was deleted.  A notification during the poll is newer.
-        """
+        """Take in what polls have found of tasks that have not ended; call state callbacks."""
         callbacks: list[Callback] = []
         with self._lock:
-            for pending, before, value in polled:
-                if pending.latest is before:
+            for pending, before, value in polled:  # the value is empty if it was deleted
+                if pending.latest is before:  # else a notification during the poll is newer
                     callbacks += self._note_state(pending, value)
         _call_each(callbacks)
 

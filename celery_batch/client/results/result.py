@@ -211,12 +211,8 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
 
     @property
     def _cache(self) -> dict[str, Any] | None:
-        """
-        What is known of the task, if it has ended.
-
-        Celery's joins look here before they wait for a result in Celery's way, so
-        from then on that is how it is waited for.
-        """
+        """What is known of the task, if it has ended."""
+        # Celery's joins look here before they wait in Celery's way, in which it is waited for then.
         meta = self._open()
         if meta is None and not self._waits_as_celery_does:
             self._go_native()
@@ -587,11 +583,7 @@ def _is_ours_alone(result: Any, backend: Any) -> bool:
 
 
 def copied(error: BaseException) -> BaseException:
-    """
-    Return an equal error for one more caller: one object would collect the tracebacks of all.
-
-    An error that cannot be copied is returned itself.
-    """
+    """Return an equal error for one more caller, if it can be copied: tracebacks add up in one."""
     try:
         twin = copy(error)
     except Exception:  # noqa: BLE001 (its class has arguments of its own)

@@ -22,12 +22,10 @@ __all__ = ["StateIterator"]
 
 
 class StateIterator:
-    """
-    Yields a task's states as they come, to one thread or coroutine.
+    """Yields a task's states as they come, to one thread or coroutine."""
 
-    A class and no generator: a step that has timed out or was cancelled may be tried again.
-    Between two steps nothing is kept anywhere else, so an iterator may be dropped at any time.
-    """
+    # No generator: a step that has timed out or was cancelled may be tried again.  Between steps
+    # nothing is kept anywhere else, so an iterator may be dropped at any time.
 
     def __init__(self, result: Any, timeout: float | None) -> None:
         self._result = result

@@ -55,11 +55,7 @@ def warn_if_loop_blocks(instead: str) -> None:
 
 
 class ThreadWaiter:
-    """
-    A thread's wait for one or several results.
-
-    `on_interval` is called about once a second; what it raises ends the wait.
-    """
+    """A thread's wait for results; `on_interval`, called once a second, may end it by an error."""
 
     def __init__(self, app: Any, timeout: float | None, on_interval: Callable[[], object]) -> None:
         self._app = app
@@ -152,11 +148,7 @@ class LoopWaker:
 
 
 def is_stored_elsewhere(backend: Any, app: Any) -> bool:
-    """
-    Return whether a backend is another place than where the app's listener polls.
-
-    It may be the app's, as another thread or process has it.
-    """
+    """Return whether a backend is another place than where the app's listener polls."""
     usual = app.backend
     if backend is usual:
         return False
@@ -169,11 +161,7 @@ def _place(backend: Any) -> tuple[Any, Any]:
 
 
 async def wait_until_ended(result: Any, deadline: float = math.inf) -> bool:
-    """
-    Return whether a `BatchResult`'s task ends by a deadline of the monotonic clock.
-
-    It raises what a task before it in a chain has failed with.
-    """
+    """Return whether a result's task ends by a deadline; raise the error of one before it."""
     pending = None if result.parent else result.notified
     if pending is not None:
         await _wait_for_notification(pending, deadline)
