@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from celery import Task
-from kombu.exceptions import OperationalError
+from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch.compat.older_celery import is_lost_backend
 from celery_batch.compat.tasks import send_groups_with
@@ -64,6 +64,7 @@ class ClientMethods(Task):  # type: ignore[misc]
 
         Raises:
             TypeError: The arguments do not fit the task's function.
+            EncodeError: An argument cannot be serialized; the error names it.
             OperationalError: The broker could not be reached, or refused the message.
             QueueFull: As many items wait already as ``max_queue`` or ``max_queue_cost`` allows.
             BrokerUnreachable: An `OperationalError`, too: with ``max_queue``, the broker does
@@ -83,6 +84,10 @@ class ClientMethods(Task):  # type: ignore[misc]
                 own = super().apply_async
                 try:
                     result = publisher.send_as_celery_does(self, own, args, kwargs, options)
+                except EncodeError as error:
+                    serializer = options.get("serializer") or self.serializer
+                    explained = import_module("celery_batch.serialization.encode_errors")
+                    raise explained.explained_call(error, self, args, kwargs, serializer) from error
                 except Exception as error:
                     if not is_lost_backend(error):
                         raise
@@ -150,6 +155,7 @@ class ClientMethods(Task):  # type: ignore[misc]
 
         Raises:
             TypeError: The arguments do not fit the task's function.
+            EncodeError: An argument cannot be serialized; the error names it.
             OperationalError: The broker could not be reached, or refused the message.
             QueueFull: As many items wait already as ``max_queue`` or ``max_queue_cost`` allows.
             BrokerUnreachable: An `OperationalError`, too: with ``max_queue``, the broker does
@@ -171,6 +177,7 @@ class ClientMethods(Task):  # type: ignore[misc]
             PartlySent: Only some could be sent; the error says which.
             QueueFull: There is not enough room for all; none was sent.
             TypeError: ``items`` is a text or a mapping, and no list.
+            EncodeError: An item cannot be serialized; the error names it.
         """
         _refuse_one_value(items)
         return self.apply_many(((item,), None) for item in items)
@@ -208,6 +215,7 @@ class ClientMethods(Task):  # type: ignore[misc]
             PartlySent: Only some could be sent; the error says which.
             QueueFull: There is not enough room for all; none was sent.
             TypeError: ``items`` is a text or a mapping, and no list.
+            EncodeError: An item cannot be serialized; the error names it.
         """
         _refuse_one_value(items)
         return await self.aapply_many(((item,), None) for item in items)

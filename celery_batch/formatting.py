@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["aligned", "brief", "figure", "number"]
+__all__ = ["aligned", "brief", "figure", "number", "with_article"]
 
 #: In seconds, the largest first.
 _UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
@@ -41,3 +41,8 @@ def brief(value: Any) -> str:
     if dtype is None or shape is None:
         return reprlib.repr(value)
     return f"{type(value).__name__}({dtype}, {list(shape)})"
+
+
+def with_article(name: str) -> str:
+    """Return a type's name as in "an int" and "a str"."""
+    return f"{'an' if name[:1] in tuple('AEIOaeio') else 'a'} {name}"

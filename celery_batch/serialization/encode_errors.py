@@ -1,7 +1,8 @@
-"""Explains the errors of outputs and items that a serializer cannot encode."""
+"""Explains the errors of arguments, outputs and items that a serializer cannot encode."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from functools import partial, wraps
@@ -12,9 +13,10 @@ from celery.backends.base import DisabledBackend
 from kombu.exceptions import EncodeError
 from kombu.serialization import dumps
 
+from celery_batch.formatting import with_article
 from celery_batch.serialization.arrays import is_array
 
-__all__ = ["check_output", "explain_encode_errors", "explained_items"]
+__all__ = ["check_output", "explain_encode_errors", "explained_call", "explained_items"]
 
 #: Types that every serializer encodes; NumPy's ``float64`` is a ``float`` with a ``tolist``, too.
 _PLAIN = (str, bytes, int, float, bool, type(None))
@@ -55,39 +57,53 @@ def explain_encode_errors(backend: Any) -> None:
     backend.mark_as_done = mark_as_done
 
 
+def explained_call(
+    error: EncodeError, task: Any, args: Any, kwargs: Any, serializer: str
+) -> EncodeError:
+    """Return an error that names the argument of a call that cannot be encoded."""
+    encode, name = partial(dumps, serializer=serializer), f"the serializer {serializer!r}"
+    names = [*inspect.signature(task.__header__).parameters, *range(len(args or ()))]
+    for argument, value in [*zip(names, args or ()), *(kwargs or {}).items()]:  # noqa: B905
+        try:
+            encode(value)
+        except EncodeError as why:
+            what = f"argument {argument}"
+            found = _explained(encode, task.name, value, (what, name, "send"))
+            return found or EncodeError(f"{task.name}: {name} cannot encode the {what}: {why}")
+    return EncodeError(f"{task.name}: {name} cannot encode the call: {error}")
+
+
 def explained_items(error: EncodeError, task: str, serializer: str, items: Any) -> EncodeError:
     """Return an error that names the first value in the items of calls that cannot be encoded."""
     words = ("list of items", f"the serializer {serializer!r}", "send")
-    return _explained(error, partial(dumps, serializer=serializer), task, items, words)
+    return _explained(partial(dumps, serializer=serializer), task, items, words) or error
 
 
 def _explained_output(
     error: EncodeError, backend: Any, task: str | None, output: Any
 ) -> EncodeError:
-    words = ("output", f"the result serializer {backend.serializer!r}", "return")
-    return _explained(error, backend.encode, task, output, words)
+    name = f"the result serializer {backend.serializer!r}"
+    head = f"{task}: " if task else ""
+    found = _explained(backend.encode, task, output, ("output", name, "return"))
+    return found or EncodeError(f"{head}{name} cannot encode the output: {error}")
 
 
 def _explained(
-    error: EncodeError,
-    encode: Callable[[Any], object],
-    task: str | None,
-    whole: Any,
-    words: tuple[str, str, str],
-) -> EncodeError:
-    """Return an error that names the first value in `whole` that cannot be encoded."""
+    encode: Callable[[Any], object], task: str | None, whole: Any, words: tuple[str, str, str]
+) -> EncodeError | None:
+    """Return an error that names the first value in `whole` that cannot be encoded, if any."""
     what, serializer, verb = words
     head = f"{task}: " if task else ""
     for place, value in _values(whole):
         if why := _why_not(encode, value, verb):
             kind = type(value)
             module = kind.__module__.partition(".")[0]
-            name = f"{'' if module == 'builtins' else f'{module}.'}{kind.__qualname__}"
-            where = f" at {place}" if place else ""
-            return EncodeError(
-                f"{head}the {what} has a {name}{where}, which {serializer} cannot encode: {why}"
+            name = with_article(
+                f"{'' if module == 'builtins' else f'{module}.'}{kind.__qualname__}"
             )
-    return EncodeError(f"{head}{serializer} cannot encode the {what}: {error}")
+            where = f"has {name} at {place}" if place else f"is {name}"
+            return EncodeError(f"{head}the {what} {where}, which {serializer} cannot encode: {why}")
+    return None
 
 
 def _why_not(encode: Callable[[Any], object], value: Any, verb: str) -> str | None:

@@ -372,15 +372,74 @@ def test_any_limit_of_connections_will_do(sender: Callable[..., Sender], limit: 
     assert [*"abcdefghijklmnop", *["q"] * 1500, "r", "s"] == found
 
 
-def test_what_cannot_be_encoded_fails_as_celerys_does(sender: Callable[..., Sender]) -> None:
-    """Arguments that no serializer takes raise kombu's error, and nothing is sent."""
-    here = warmed(sender())
-    with pytest.raises(EncodeError) as theirs:
-        here.stock((object(),))
-    with pytest.raises(EncodeError) as ours:
-        here.task.delay(object())
+class Mine:
+    """What no serializer knows."""
 
-    assert type(theirs.value) is type(ours.value)
+
+def adelay(task: Any, *args: Any) -> Any:
+    """Send a call from a coroutine."""
+    return asyncio.run(task.adelay(*args))
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda task, value: task.delay(value),
+        lambda task, value: task.apply_async((value,)),
+        lambda task, value: task.apply_async(kwargs={"text": value}),
+        lambda task, value: task.apply_async((value,), countdown=1),
+        lambda task, value: task.delay_many([value, "b"]),
+        lambda task, value: task.apply_many([((value,), None)], shadow="c"),
+        lambda task, value: group([task.s(value)]).apply_async(),
+        adelay,
+    ],
+    ids=["delay", "args", "kwargs", "slow", "many", "many-slow", "group", "adelay"],
+)
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_an_argument_that_cannot_be_encoded_is_named(
+    sender: Callable[..., Sender], send: Callable[..., Any], is_warm: Any
+) -> None:
+    """With its task, its type and what to send instead, on each path; nothing is sent."""
+    here = warmed(sender()) if is_warm else sender()
+    with pytest.raises(
+        EncodeError,
+        match=r"^shout: the argument text has a \w+\.Mine at \[1\],.*"
+        "'json' cannot encode: send numbers, texts, lists or dicts of what is needed of it$",
+    ):
+        send(here.task, ["a", Mine()])
+    with pytest.raises(EncodeError, match=r"^shout: the argument text is a set, .* send a list of"):
+        send(here.task, {"a"})
+
+    assert {} == here.taken()
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (((), {"text": "a", "mark": object()}), "the argument mark is an object, which"),
+        ((("a", {(1, 2): 3}), {}), "'json' cannot encode the argument mark: keys must be"),
+        ((("a",), {"mark": 10**5000}), "Exceeds the limit"),
+    ],
+)
+def test_the_second_argument_is_named_too(
+    sender: Callable[..., Sender], call: Any, says: str
+) -> None:
+    """By its parameter, also where no value in it can be named."""
+    here = warmed(sender())
+    with pytest.raises((EncodeError, ValueError), match=says):
+        here.task.apply_async(*call)
+
+    assert {} == here.taken()
+
+
+def test_a_callback_that_cannot_be_encoded_is_no_argument(sender: Callable[..., Sender]) -> None:
+    """The error names the task, and says that it is the call."""
+    here = warmed(sender())
+    with pytest.raises(
+        EncodeError, match=r"^shout: the serializer 'json' cannot encode the call: "
+    ):
+        here.task.apply_async(("a",), link=here.task.si(object()))
+
     assert {} == here.taken()
 
 

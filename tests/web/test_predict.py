@@ -436,7 +436,7 @@ def test_a_coroutine_that_calls_predict_is_warned(
 def test_an_item_that_cannot_be_sent_is_no_lost_broker(redis_place: Place, ask: Callable[..., Any]):
     """It fails its own request, and is named, and the next one is served."""
     with pytest.raises(
-        EncodeError, match=r"double: .* has a object at \[1\], which the serializer"
+        EncodeError, match=r"double: .* has an object at \[1\], which the serializer"
     ):
         ask(redis_place.double, [1, object()], timeout=AMPLE)
     with pytest.raises(

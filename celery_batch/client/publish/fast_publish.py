@@ -17,7 +17,7 @@ from celery.backends.base import Backend
 from celery.backends.redis import RedisBackend
 from celery.exceptions import QueueNotFound
 from kombu import messaging
-from kombu.exceptions import OperationalError, SerializerNotInstalled
+from kombu.exceptions import EncodeError, OperationalError, SerializerNotInstalled
 from kombu.utils.functional import maybe_list
 
 from celery_batch.broker_depth import driver_of
@@ -43,6 +43,7 @@ from celery_batch.compat.kombu import library_errors
 from celery_batch.compat.older_celery import is_pydantic
 from celery_batch.compat.tasks import call_options
 from celery_batch.protocol import SENT
+from celery_batch.serialization.encode_errors import explained_call
 
 __all__ = [
     "CallSeries",
@@ -183,7 +184,10 @@ class CallSeries(NamedTuple):
         encoded = template.encode(values)
         if encoded is None:
             return None
-        message = template.render((args, kwargs, self.embed), {**self.common, **encoded})
+        try:
+            message = template.render((args, kwargs, self.embed), {**self.common, **encoded})
+        except EncodeError as error:
+            raise explained_call(error, task, args, kwargs, template.serializer) from error
         result = expect_result(task, options, task_id, self.listener, frozen)
         if bulk is None:
             self.send_buffer.send((message,))
