@@ -1,8 +1,8 @@
-"""Checks what is given for many calls: their options and their items."""
+"""Checks the options of calls."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from inspect import signature
 from typing import Any
@@ -11,7 +11,7 @@ from kombu.messaging import Producer
 
 from celery_batch.config import did_you_mean
 
-__all__ = ["check_options", "refuse_one_value"]
+__all__ = ["check_options"]
 
 #: What Celery's router and kombu read beside the parameters of `send_task` and `publish`.
 _OF_MESSAGES = (
@@ -36,12 +36,3 @@ def _known(app: Any) -> frozenset[str]:
     """Return the names of all options of a call, for a class of apps."""
     parameters = {*signature(app.send_task).parameters, *signature(Producer.publish).parameters}
     return frozenset({*_OF_MESSAGES, *parameters} - {"self", "options", "properties"})
-
-
-def refuse_one_value(caller: str, items: Iterable[Any]) -> None:
-    """Raise TypeError for a text or a mapping, whose letters or keys are hardly meant as items."""
-    if isinstance(items, (str, bytes, bytearray, Mapping)):
-        raise TypeError(
-            f"{caller}() takes a list of items, got a {type(items).__name__}; for one item write"
-            " [item]"
-        )

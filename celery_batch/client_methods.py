@@ -19,6 +19,7 @@ from kombu.exceptions import EncodeError, OperationalError
 from celery_batch.compat.older_celery import is_lost_backend
 from celery_batch.compat.tasks import send_groups_with
 from celery_batch.defaults import Items, Seconds
+from celery_batch.item_lists import refuse_one_value
 
 __all__ = ["ClientMethods"]
 
@@ -179,7 +180,7 @@ class ClientMethods(Task):  # type: ignore[misc]
             TypeError: ``items`` is a text or a mapping, and no list.
             EncodeError: An item cannot be serialized; the error names it.
         """
-        _refuse_one_value(items)
+        refuse_one_value("delay_many()", items)
         return self.apply_many(((item,), None) for item in items)
 
     def apply_many(self, rows: Iterable[Any], **options: Any) -> list[Any]:
@@ -217,7 +218,7 @@ class ClientMethods(Task):  # type: ignore[misc]
             TypeError: ``items`` is a text or a mapping, and no list.
             EncodeError: An item cannot be serialized; the error names it.
         """
-        _refuse_one_value(items)
+        refuse_one_value("delay_many()", items)
         return await self.aapply_many(((item,), None) for item in items)
 
     async def aapply_many(self, rows: Iterable[Any], **options: Any) -> list[Any]:
@@ -310,10 +311,6 @@ class ClientMethods(Task):  # type: ignore[misc]
 def _send_group(app: Any, tasks: Any, producer: Any, apply: Any) -> Any:
     """Write the batch tasks of a group together, and send its others as in Celery."""
     return _client("publish.send_many").send_group(app, tasks, producer, apply)
-
-
-def _refuse_one_value(items: Any) -> None:
-    import_module("celery_batch.call_options").refuse_one_value("delay_many", items)
 
 
 @cache

@@ -10,7 +10,8 @@ from celery_batch.backfill.engine import Backfill, limits_of, lowest_priority
 from celery_batch.backfill.inputs import Arguments
 from celery_batch.backfill.progress import Clock
 from celery_batch.backfill.window import Answer
-from celery_batch.call_options import check_options, refuse_one_value
+from celery_batch.call_options import check_options
+from celery_batch.item_lists import refuse_one_value
 from celery_batch.serialization.arrays import is_array
 
 __all__ = ["answers"]
@@ -28,7 +29,7 @@ def answers(
     in_order: bool,
 ) -> Iterator[Answer]:
     """Yield an answer for each item; see `ClientMethods.backfill`."""
-    refuse_one_value("backfill", items)
+    refuse_one_value("backfill()", items)
     for name in _OF_EACH_CALL:
         if name in options:
             raise TypeError(f"backfill() takes no option {name!r}: each call has its own")

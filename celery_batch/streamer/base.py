@@ -23,6 +23,7 @@ from typing import Any, Protocol, Self
 
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.errors import BatchError, ConfigurationError, InvalidKey, StreamerClosed
+from celery_batch.item_lists import refuse_one_value
 from celery_batch.runtime.item_cost import ItemCost
 from celery_batch.streamer.futures import Answer, AnswerLock, CombinedAnswer
 from celery_batch.streamer.model_adapters import Adapter
@@ -117,12 +118,14 @@ class BaseStreamer(ABC):
             A `concurrent.futures.Future` of their outputs, in order.
 
         Raises:
+            TypeError: ``batch`` is a text or a mapping, and no list.
             QueueFull: ``max_queue`` items wait already.
             LoadFailed: The model could not be loaded.
             StreamerClosed: The workers were destroyed.
             InvalidKey: ``batch_by`` raised, or returned what is not hashable.
             InvalidCost: The cost of an item cannot be computed.
         """
+        refuse_one_value("a streamer", batch)
         items = list(batch)
         request_queue = self._request_queue or self._begin()
         lock, rows = request_queue.answer_lock, len(items)
@@ -170,6 +173,7 @@ class BaseStreamer(ABC):
 
         Raises:
             TimeoutError: They did not come within ``worker_timeout``; the request is given up.
+            TypeError: ``batch`` is a text or a mapping, and no list.
             QueueFull: ``max_queue`` items wait already.
             Exception: What the model raised.
         """
@@ -189,6 +193,7 @@ class BaseStreamer(ABC):
 
         Raises:
             TimeoutError: They did not come within ``worker_timeout``; the request is given up.
+            TypeError: ``batch`` is a text or a mapping, and no list.
             QueueFull: ``max_queue`` items wait already.
             Exception: What the model raised.
         """

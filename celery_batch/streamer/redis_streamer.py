@@ -40,6 +40,7 @@ from celery_batch.client.results.listener import listener_for
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.kombu import library_errors, queue_size
 from celery_batch.errors import ConfigurationError, QueueFull
+from celery_batch.item_lists import refuse_one_value
 
 __all__ = [
     "DEFAULT",
@@ -393,10 +394,12 @@ class RedisStreamer:
             A future, whose result is a list with an output for each item.
 
         Raises:
+            TypeError: ``batch`` is a text or a mapping, and no list.
             QueueFull: ``max_queue`` items would wait, or more.
             OperationalError: Redis could not be reached, or refused a message.
             EncodeError: An item cannot be encoded as JSON.
         """
+        refuse_one_value("a streamer", batch)
         items = list(batch)
         with self._connection_errors_named():
             self._admit(len(items))
@@ -420,6 +423,7 @@ class RedisStreamer:
             An output for each item, in order.
 
         Raises:
+            TypeError: ``batch`` is a text or a mapping, and no list.
             QueueFull: ``max_queue`` items would wait, or more.
             TimeoutError: They were not all there after ``worker_timeout`` seconds.
             Exception: What the first item that failed has failed with.
@@ -444,10 +448,12 @@ class RedisStreamer:
             An output for each item, in order.
 
         Raises:
+            TypeError: ``batch`` is a text or a mapping, and no list.
             QueueFull: ``max_queue`` items would wait, or more.
             TimeoutError: They were not all there after ``worker_timeout`` seconds.
             Exception: What the first item that failed has failed with.
         """
+        refuse_one_value("a streamer", batch)
         items = list(batch)
         try:
             async with asyncio.timeout(self.worker_timeout) as limit:

@@ -24,6 +24,14 @@ def test_redis_that_is_not_there_is_named(way, items, max_queue):
     assert str(caught.value).startswith("Redis at redis://:**@localhost:1/0 cannot be reached: ")
 
 
+@pytest.mark.parametrize("way", ["submit", "predict", "apredict"])
+def test_a_text_is_no_batch(way):
+    """Its letters are not taken for items; Redis is not asked."""
+    streamer = RedisStreamer("redis://localhost:1/0")
+    with pytest.raises(TypeError, match="a streamer takes a list of items, got a str; for one"):
+        _ask(streamer, way, "ab")
+
+
 def _ask(streamer, way, items):
     asked = getattr(streamer, way)(items)
     asyncio.run(asked)

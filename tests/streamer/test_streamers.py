@@ -40,6 +40,19 @@ def test_predict_answers_in_order(streamer):
     assert [] == streamer.predict([])
 
 
+@pytest.mark.parametrize("batch", ["ab", b"ab", {"a": 1}])
+def test_one_value_is_no_batch(streamer, batch):
+    """The letters of a text, or the keys of a dict, are not taken for items."""
+    words = rf"a streamer takes a list of items, got a {type(batch).__name__}; for one item write"
+    for ask in (
+        streamer.predict,
+        streamer.submit,
+        lambda batch: asyncio.run(streamer.apredict(batch)),
+    ):
+        with pytest.raises(TypeError, match=words):
+            ask(batch)
+
+
 def test_many_threads_share_batches(streamer):
     """Items of requests from many threads run together, and each has its own answer."""
     streamer.submit([("sleep", 0.3)])  # the first requests wait for it, and for each other
