@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from celery_batch.formatting import brief, figure, number
+from celery_batch.formatting import brief, figure, number, with_article
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,9 @@ def test_times_have_the_unit_that_suits_them(seconds, text):
 def test_values_are_shortened(value, text):
     """A message has no room for all of them."""
     assert text == brief(value)
+
+
+@pytest.mark.parametrize("name", ["a str", "a dict", "an int", "an object", "an OSError", "a UUID"])
+def test_types_have_their_article(name):
+    """As they are spoken."""
+    assert name == with_article(name.split()[1])

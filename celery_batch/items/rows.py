@@ -23,6 +23,7 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery.exceptions import Retry, TaskPredicate
 
 from celery_batch.errors import ChunkFailed, InvalidChunk
+from celery_batch.formatting import with_article
 from celery_batch.protocol import ROWS
 from celery_batch.runtime.runner import Outcome, as_outcome
 from celery_batch.runtime.signature import call_error, with_one_value
@@ -193,7 +194,8 @@ def chunk_of(
             bound.arguments[name] = [_key(name, bound.arguments[name])] * rows
     for name, column in bound.arguments.items():
         if not (isinstance(column, (list, tuple)) or (is_array(column) and column.ndim)):
-            raise InvalidChunk(f"{name}: must be a list of rows, got a {type(column).__name__}")
+            kind = with_article(type(column).__name__)
+            raise InvalidChunk(f"{name}: must be a list of rows, got {kind}")
         if len(column) != rows:
             raise InvalidChunk(f"{name}: must have {rows} rows like the chunk, got {len(column)}")
     columns = [
@@ -210,7 +212,7 @@ def _key(name: str, value: Any) -> Any:
     except TypeError:
         raise InvalidChunk(
             f"{name}: takes one hashable value for all rows of a chunk, since batches are formed"
-            f" by it, got a {type(value).__name__}"
+            f" by it, got {with_article(type(value).__name__)}"
         ) from None
     return value
 
@@ -221,7 +223,7 @@ def _rows(name: str, column: Any) -> Any:
     is_scalar = getattr(column, "ndim", 1) == 0
     if is_one or is_scalar or not isinstance(column, Iterable):
         kind = f"{type(column).__name__}{' without dimensions' * is_scalar}"
-        raise InvalidChunk(f"{name}: must be a list of rows, got a {kind}")
+        raise InvalidChunk(f"{name}: must be a list of rows, got {with_article(kind)}")
     return column if is_array(column) else list(column)
 
 

@@ -12,6 +12,7 @@ import json
 from typing import Any
 
 from celery_batch.errors import MessageRefused
+from celery_batch.formatting import with_article
 
 __all__ = ["is_large", "object_in", "opened", "sealed"]
 
@@ -34,7 +35,8 @@ def object_in(body: bytes | bytearray) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise MessageRefused(f"the body is not JSON: {error}") from error
     if not isinstance(posted, dict):
-        raise MessageRefused(f"the body must be a JSON object, not a {type(posted).__name__}")
+        kind = with_article(type(posted).__name__)
+        raise MessageRefused(f"the body must be a JSON object, not {kind}")
     return posted
 
 

@@ -27,6 +27,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed, ModelError
+from celery_batch.formatting import with_article
 from celery_batch.runtime import devices, registry
 from celery_batch.runtime.runner import Collated, Outcome, Runner
 from celery_batch.streamer.messages import Message, dump, loads, pickled, receive, send, unpickled
@@ -68,8 +69,8 @@ def _comes_through(error: Exception) -> bool:
 def _checked(output: Any) -> Any:
     if pickled(output) is not None:
         return output
-    kind = type(output).__name__
-    return Outcome(error=ModelError(f"the output, a {kind}, cannot be pickled for its way back"))
+    kind = with_article(type(output).__name__)
+    return Outcome(error=ModelError(f"the output, {kind}, cannot be pickled for its way back"))
 
 
 logger = logging.getLogger(__name__)

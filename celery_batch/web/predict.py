@@ -53,6 +53,7 @@ from celery_batch.errors import (
     InvalidRow,
     QueueFull,
 )
+from celery_batch.formatting import with_article
 from celery_batch.payloads.store import StoreError
 from celery_batch.serialization.encode_errors import explained_items
 from celery_batch.web.errors import BackendUnreachable, TaskFailed, task_error
@@ -193,7 +194,7 @@ async def apredict(
 def _listed(items: Iterable[Any]) -> list[Any]:
     """Return items as a list; a body's field may be anything."""
     if isinstance(items, (str, bytes, bytearray, Mapping)) or not isinstance(items, Iterable):
-        raise InvalidRow(f"items must be a list, got a {type(items).__name__}")
+        raise InvalidRow(f"items must be a list, got {with_article(type(items).__name__)}")
     return list(items)
 
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from celery_batch.formatting import with_article
 from celery_batch.items.rows import MOST_ROWS
 from celery_batch.payloads.values import PayloadReference
 from celery_batch.protocol import LOSSES, PAYLOADS, ROWS
@@ -79,7 +80,7 @@ def check_envelope(envelope: Any, codecs: Mapping[str, Any], *, small: bool = Fa
     One that is known to be small needs no counting.  `codecs` can decode bodies.
     """
     if not isinstance(envelope, dict):
-        raise Malformed(f"it is a {type(envelope).__name__}, not an object")
+        raise Malformed(f"it is {with_article(type(envelope).__name__)}, not an object")
     if not small:
         check_size({name: value for name, value in envelope.items() if name != "body"})
     properties = envelope.get("properties")
@@ -206,7 +207,7 @@ def _short(value: Any) -> str:
     shown = value if is_pair else [value]
     if all(isinstance(each, (str, float, bool, type(None))) for each in shown):
         return repr(value)[:60]
-    return f"a {type(value).__name__}"
+    return with_article(type(value).__name__)
 
 
 def is_flat(table: dict[Any, Any], known: Any = None) -> bool:
