@@ -61,8 +61,10 @@ class Load:
         """Send some work, and name the queries that find nothing."""
         results = [self.shop.double.delay(n) for n in range(20)]
         results += [self.shop.odd.delay(word) for word in ("good", "bad")]
-        features = self.features  # tasks with a cost, a cache and a latency target
+        features = self.features  # tasks with a cost, a cache, a latency target, keys, fixed sizes
         results += [features.tokens.delay("abc"), features.cached.delay(1), features.paced.delay(1)]
+        results += [features.spoken.delay("a"), *features.sizes.delay_many([1, 1, 2])]
+        results += features.hungry.delay_many(range(8))  # which runs out of memory
         for result in results:
             result.get(timeout=30, propagate=False)
         return ", ".join(
@@ -104,6 +106,15 @@ def test_every_query_finds_something(load: Load):
     children = [load.prometheus.child]
 
     wait_until(load.lacking, children, what="the dashboard", timeout=90)
+
+
+def test_every_metric_has_a_panel(load: Load):
+    """What a worker counts or measures is on the dashboard, or in an alert."""
+    found = load.prometheus.ask("label/__name__/values")
+    names = {re.sub("_(bucket|count|sum)$", "", name) for name in found}  # of a histogram any
+    shown = " ".join(queries().values())
+
+    assert [] == [name for name in names if name.startswith("celery_batch_") and name not in shown]
 
 
 def test_rules_are_evaluated_without_an_error(load: Load):
