@@ -5,7 +5,9 @@ Rule 1: only requests with equal keys share a batch. Each key has a queue of its
         (``batcher.py``), with its own ``max_wait`` and ``linger``.
 Rule 2: a key is ready when its batch is full, or due: what it waits for did not come in time.
         While a slot is free, each ready key is served at once. Behind a running batch, due keys
-        are served only if some key has a full batch: otherwise that place would always be its.
+        are served only if some key has a full batch, whose that place would else always be, or
+        if many keys are ready: what the first of them could gain until the slot is free is then
+        a small part of what it has gained while it waited for its turn.
 Rule 3: among ready keys, the one with the most urgent request goes first; a more urgent one goes
         before them though it is not ready. Overtaken keys earn a guaranteed share, in whole
         batches: once they have earned one, they go first.
@@ -39,6 +41,9 @@ T = TypeVar("T")
 
 #: Keys without requests of which it is known how much of the slots they had.
 _REMEMBERED = 1024
+
+#: So many ready keys are served behind a running batch, too.
+_MANY_READY = 32
 
 #: Entries of a heap that have changed their place, and are kept until it is worth the time.
 _MOST_MOVED = 1024
@@ -376,9 +381,9 @@ class KeyedBatcher(Generic[T]):
             return self._suspects.next(now)
         if not self._keys:
             return Done() if self._draining else Wait(None)
-        if full_only and not self._whole_keys:
-            return Wait(None)
         due = self._find_due(now)
+        if full_only and not self._whole_keys and self._ready_keys < _MANY_READY:
+            return Wait(None)
         if not self._ready_keys:
             return Wait(due - now)
         return self._take(now, Reason.IDLE, earns_share=earns_share)

@@ -167,6 +167,19 @@ def test_behind_a_running_batch_due_keys_compete_with_full_ones():
     assert ["r", "bbbb", "bbbb"] == [taken(queue, 5.0, full_only=True) for _ in range(3)]
 
 
+def test_behind_a_running_batch_many_due_keys_are_served():
+    """None of them would gain much until the slot is free, and the device would wait for it."""
+    queue = batcher()
+    for n in range(31):
+        add(queue, chr(ord("A") + n), n / 100)
+
+    assert Wait(None) == queue.next(5.0, full_only=True)
+    add(queue, "z", 1.0)
+    assert Wait(None) == queue.next(1.0, full_only=True)  # 32 keys, of which one is not due
+    assert taken(queue, 5.0, full_only=True) == "A"
+    assert Wait(None) == queue.next(5.0, full_only=True)
+
+
 def test_ready_keys_take_turns():
     """A key that was served goes behind those that were not, however many it has waiting."""
     queue = batcher(2)

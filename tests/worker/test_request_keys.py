@@ -130,6 +130,20 @@ def test_more_is_read_ahead_while_many_keys_wait():
     assert 200 == queue_report(task_queue, Tally())["keys"]
 
 
+def test_what_is_read_ahead_comes_a_batch_at_a_time():
+    """A round trip for each message would cost more than all else."""
+    task = make_task(max_batch_size=4)
+    task_queue = queue(task)
+    most = 4 * (3 + KEY_WINDOW)
+    found = []
+    for n in range(most):
+        task_queue.add(request(task, str(n), n))
+        if n >= most - 6:
+            found.append(task_queue.capacity_left(3, [], LEAST_URGENT, 10_000))
+
+    assert [5, 4, 0, 0, 0, 0] == found
+
+
 def test_large_bodies_are_not_read_ahead():
     """What waits has a bound in bytes."""
     task = make_task(max_batch_size=4)

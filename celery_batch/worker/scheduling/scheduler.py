@@ -214,7 +214,9 @@ class Scheduler:
             if isinstance(batch, Wait):
                 return batch
             job = BatchJob(task_queue.task, batch, self, task_queue.policy)
-            job.is_only_batch = not slots.jobs and all(each.is_empty for each in self)
+            job.is_only_batch = (
+                not slots.jobs and task_queue.is_empty and all(each.is_empty for each in self)
+            )
             self._priority.batch_left(task_queue, job, list(self))
             for other in list(slots.jobs):  # a signal handler may end one
                 if not other.accepted and job.urgency < other.urgency:

@@ -327,7 +327,8 @@ class TaskQueue:
             return int(min(by_work / work_each if work_each else _NEVER, by_rows / rows_each))
 
         left = max(fit(batches), batches - requests, 0)
-        if ahead and (window := self._window):
+        # A batch's worth at once: read one by one, each message would cost a round trip.
+        if ahead and (window := self._window) and fit(batches + window - 1) >= 0:
             left = max(left, min(fit(batches + window), ahead))
         return left
 
