@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from zlib import crc32
 
@@ -17,7 +17,7 @@ import pytest
 import redis.utils
 from celery import _state
 from celery.app import builtins  # noqa: F401 (registers Celery's own shared tasks)
-from celery.backends import cache
+from celery.backends import cache as memory
 from celery.backends.redis import ResultConsumer
 from hypothesis import HealthCheck, settings
 from kombu.utils import json
@@ -37,7 +37,7 @@ pytest_plugins = ["tests.rows.skips", "tests.time_limit"]
 _TOGETHER = ("tests/integration/features",)
 
 #: Tests of these files share nothing, and any process may run each.
-_APART = ("tests/docs/test_examples.py",)
+_APART = (ROOT / "tests/docs/test_examples.py",)
 
 #: A RabbitMQ takes six seconds of a processor to start, so no more test processes have one.
 _RABBITMQS = 2
@@ -117,6 +117,12 @@ def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """Look for no garbage while thousands of tests are collected: hardly any of it is."""
+    gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is marked as thorough, and group what shares fixtures for pytest-xdist."""
     for item in items:
@@ -143,11 +149,17 @@ def pytest_collection_finish() -> None:
     """Have collections of garbage, which many tests ask for, look at what tests make only."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _rank(item: pytest.Item) -> int:
-    """Return the place of the test's file in the order of those that take longest."""
-    path = item.path.relative_to(ROOT)
+    return _rank_of(item.path)
+
+
+@cache
+def _rank_of(file: Path) -> int:
+    """Return the place of a file in the order of those that take longest."""
+    path = file.relative_to(ROOT)
     ranks = (i for i, start in enumerate(_LONGEST_FIRST) if path.is_relative_to(start))
     return next(ranks, len(_LONGEST_FIRST))
 
@@ -161,15 +173,19 @@ def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
 
 def _group(item: pytest.Item) -> str:
     """Return the name of the tests that run in the same process: a folder's, a file's, or one."""
-    path = item.path.relative_to(ROOT)
-    if str(path) in _APART:
+    stem = item.path.stem
+    if item.path in _APART:
         return item.name
     if _needs_rabbitmq(item):
-        return f"rabbitmq-{crc32(path.stem.encode()) % _RABBITMQS}"
-    folders = [folder for folder in _TOGETHER if path.is_relative_to(folder)]
-    if not folders:
-        return path.stem
-    return f"{Path(folders[0]).name}-{_servers(item.name, path.stem)}"
+        return f"rabbitmq-{crc32(stem.encode()) % _RABBITMQS}"
+    folder = _folder_of(item.path)
+    return f"{folder}-{_servers(item.name, stem)}" if folder else stem
+
+
+@cache
+def _folder_of(path: Path) -> str:
+    """Return the name of the folder whose tests share servers with those of a file, or nothing."""
+    return next((Path(each).name for each in _TOGETHER if path.is_relative_to(ROOT / each)), "")
 
 
 def _needs_rabbitmq(item: pytest.Item) -> bool:
@@ -196,7 +212,7 @@ def _own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _own_results(monkeypatch: pytest.MonkeyPatch) -> None:
     """All apps of a process share one backend in memory; tests that use an id twice do not."""
-    monkeypatch.setattr(cache, "_DUMMY_CLIENT_CACHE", LRUCache())
+    monkeypatch.setattr(memory, "_DUMMY_CLIENT_CACHE", LRUCache())
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ is checked against a plain list of the requests that should be waiting.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from itertools import count
 
@@ -51,8 +52,14 @@ EVENTS = st.one_of(
 )
 
 
+#: Each run draws new ones.
+_EXAMPLES = 500 if "THOROUGH" in os.environ else 200
+
+
 @pytest.mark.no_cover
-@settings(max_examples=500, deadline=None)  # real time plays no part: a slow machine is no failure
+@settings(
+    max_examples=_EXAMPLES, deadline=None
+)  # real time plays no part: a slow machine is no failure
 @given(
     batcher=st.sampled_from([Batcher, KeyedBatcher]),
     policy=POLICIES,

@@ -94,6 +94,14 @@ def test_calls_fit_as_they_are_filled_up(costs, sizes, most, padded, filler):
         assert plan.cost(part) == cost_of(rows[: len(part)])
 
 
+def test_what_fills_up_may_cost_more_than_rows():
+    """A call that is too large with what fills it up may fit once it is full of rows."""
+    limit = CostLimits(4, 4.0, is_padded=False, sizes=(1, 4))
+
+    assert 1 == CallPlan([1.0] * 3, limit, 5.0).count(0, limit)
+    assert 4 == CallPlan([1.0] * 4, limit, 5.0).count(0, limit)
+
+
 def test_lengths_are_rounded_up():
     """A call costs what the model computes when it pads to one of its lengths."""
     limit = CostLimits(8, 64.0, is_padded=True, sizes=(1, 2, 4, 8), lengths=(8, 16))

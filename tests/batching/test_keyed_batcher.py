@@ -422,7 +422,7 @@ def test_keys_without_requests_are_forgotten():
     """However many keys there have been, some hundred bytes of few of them are kept."""
     queue: KeyedBatcher[int] = KeyedBatcher(BatchPolicy(32, 0.0, linger=0.0))
     queue.add(Request(-1, 0.0, 9, key="never served"))
-    for n in range(20_000):
+    for n in range(6000):
         queue.add(Request(n, float(n), key=n))
         queue.next(float(n), earns_share=False)
     parts = [queue._keys, queue._idle, queue._ages._entries]

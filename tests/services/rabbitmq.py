@@ -178,8 +178,10 @@ class RabbitMQServer:
             "RABBITMQ_GENERATED_CONFIG_DIR": str(folder / "config"),
             # The script becomes the server, which then hears the signals itself.
             "RABBITMQ_ALLOW_INPUT": "1",
+            # Erlang's threads would spin before they sleep, on cores that other tests want.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
                 "-noinput -kernel inet_dist_use_interface {127,0,0,1}"
+                " +sbwt none +sbwtdcpu none +sbwtdio none"
             ),
         }
 

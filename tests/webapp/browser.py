@@ -36,7 +36,7 @@ def chromium():
 @contextmanager
 def visit(browser, url, **options):
     """
-    Open a page, and fail if it logs errors or warnings, or loads anything from elsewhere.
+    Open a page in a new context, and fail on errors, warnings and loads from elsewhere.
 
     What its Content-Security-Policy refuses is such an error.
 
@@ -45,6 +45,13 @@ def visit(browser, url, **options):
         url: The page's address.
         options: For the browser's context, such as its color_scheme.
     """
+    with browser.new_context(**options) as context, visited(context.new_page(), url) as page:
+        yield page
+
+
+@contextmanager
+def visited(page, url):
+    """Open an address in an empty page, and fail as `visit` does."""
     complaints = []
 
     def on_console(message):
@@ -57,13 +64,16 @@ def visit(browser, url, **options):
         if not request.url.startswith((url, f"blob:{urlsplit(url).scheme}")):
             complaints.append(f"requested {request.url}")
 
-    with browser.new_context(**options) as context:
-        page = context.new_page()
-        page.set_default_timeout(_TIMEOUT)
-        page.on("console", on_console)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", on_request)
-        policy = page.goto(url).headers["content-security-policy"]
-        assert policy.startswith("default-src 'none';")
-        yield page
+    def on_error(error):
+        complaints.append(str(error))
+
+    heard = {"console": on_console, "pageerror": on_error, "request": on_request}
+    page.set_default_timeout(_TIMEOUT)
+    for event, listener in heard.items():
+        page.on(event, listener)
+    policy = page.goto(url).headers["content-security-policy"]
+    assert policy.startswith("default-src 'none';")
+    yield page
+    for event, listener in heard.items():
+        page.remove_listener(event, listener)
     assert not complaints, complaints

@@ -19,7 +19,7 @@ from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.processes.redis_server import RedisServer
 from tests.services.forked import start
 from tests.services.shop import CELERY, emptied
-from tests.webapp.browser import chromium, visit
+from tests.webapp.browser import chromium, visit, visited
 
 ROOT = Path(__file__).parents[2]
 TASKS = "tests.webapp.page_tasks"
@@ -31,6 +31,22 @@ def browser():
     """One browser for all tests here."""
     with chromium() as browser:
         yield browser
+
+
+@pytest.fixture(scope="module")
+def lasting_tab(browser):
+    """A page for all tests here: a new one takes a second of a processor."""
+    with browser.new_context() as context:
+        yield context.new_page()
+
+
+@pytest.fixture
+def tab(lasting_tab):
+    """The same, empty."""
+    yield lasting_tab
+    lasting_tab.context.set_offline(False)
+    lasting_tab.unroute_all()
+    lasting_tab.goto("about:blank")
 
 
 def environ(broker, **more):
@@ -116,9 +132,9 @@ def send_burst(page, **numbers):
     expect(page.get_by_role("button", name="Cancel")).to_be_disabled()
 
 
-def test_an_input_gets_its_output(browser, url):
+def test_an_input_gets_its_output(tab, url):
     """What is typed and submitted stands above its output, with the time that it took."""
-    with visit(browser, url) as page:
+    with visited(tab, url) as page:
         page.get_by_label("Input", exact=True).fill("word")
         page.keyboard.press("Enter")
 
@@ -128,9 +144,9 @@ def test_an_input_gets_its_output(browser, url):
         expect(page.locator("#task")).to_have_text("page.answer")
 
 
-def test_an_example_is_sent_at_once(browser, url):
+def test_an_example_is_sent_at_once(tab, url):
     """A click on an example sends it, and an output that is no text is shown as JSON."""
-    with visit(browser, url) as page:
+    with visited(tab, url) as page:
         expect(page.get_by_role("group", name="Examples").get_by_role("button")).to_have_text(
             EXAMPLES
         )
@@ -140,14 +156,14 @@ def test_an_example_is_sent_at_once(browser, url):
         expect(page.locator("#answer pre")).to_contain_text('"length": 14')
 
 
-def test_only_the_last_output_is_shown(browser, url):
+def test_only_the_last_output_is_shown(tab, url):
     """An output that comes after a newer input's is dropped."""
     held = []
 
     def hold_first(route):
         return route.continue_() if held else held.append(route)
 
-    with visit(browser, url) as page:
+    with visited(tab, url) as page:
         page.route("**/predict", hold_first)
         text = page.get_by_label("Input", exact=True)
         text.fill("first")
@@ -162,16 +178,16 @@ def test_only_the_last_output_is_shown(browser, url):
         expect(page.locator("#answer .output")).to_have_text("LAST")
 
 
-def test_a_refused_input_is_explained(browser, url):
+def test_a_refused_input_is_explained(tab, url):
     """The model's own words for a wrong input are shown."""
-    with visit(browser, url) as page:
+    with visited(tab, url) as page:
         page.get_by_label("Input", exact=True).fill("refused")
         page.keyboard.press("Enter")
 
         expect(page.locator("#answer .error")).to_have_text("this input is refused")
 
 
-def test_a_picture_is_sent_chosen_or_dropped(browser, url):
+def test_a_picture_is_sent_chosen_or_dropped(tab, url):
     """A file gets to the task as it is, and is previewed."""
     path = ROOT / "docs" / "img" / "benchmarks.png"
     drop = """zone => {
@@ -179,7 +195,7 @@ def test_a_picture_is_sent_chosen_or_dropped(browser, url):
         data.items.add(new File(["12345"], "dropped.png", { type: "image/png" }));
         zone.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true }));
     }"""
-    with visit(browser, url) as page:
+    with visited(tab, url) as page:
         page.get_by_label("Choose a picture").set_input_files(path)
         expect(page.locator("#picture-answer .output")).to_have_text(f"{path.stat().st_size} bytes")
         expect(page.locator("#preview")).to_be_visible()
@@ -189,22 +205,22 @@ def test_a_picture_is_sent_chosen_or_dropped(browser, url):
         expect(page.locator("#preview")).to_be_hidden()
 
 
-def test_a_burst_is_measured_both_ways_and_live(browser, url):
+def test_a_burst_is_measured_both_ways_and_live(tab, url):
     """All inputs are answered, batched and one by one, and the live numbers tell of them."""
-    with visit(browser, url) as page:
+    with visited(tab, url) as page:
         expect(page.get_by_role("status").first).to_have_text("1 worker")
-        send_burst(page, total=500, size=50, concurrency=5)
+        send_burst(page, total=200, size=20, concurrency=5)
 
-        expect(page.locator("[data-row=answered] td")).to_have_text(["500 of 500"] * 2)
+        expect(page.locator("[data-row=answered] td")).to_have_text(["200 of 200"] * 2)
         expect(page.locator("[data-row=rate] td")).to_have_text([re.compile(r"^[\d.,]+$")] * 2)
         expect(page.locator("#verdict")).to_contain_text(re.compile("times as fast|no difference"))
         expect(page.locator("[data-stat=mean_batch_size]")).to_have_text(re.compile(r"^\d"))
         expect(page.locator("[data-stat=items_per_second]")).to_have_text(re.compile(r"^[1-9]"))
 
 
-def test_a_burst_can_be_cancelled_with_the_keyboard(browser, url):
+def test_a_burst_can_be_cancelled_with_the_keyboard(tab, url):
     """Cancel has the focus while a burst runs, and ends it at once."""
-    with visit(browser, url) as page:
+    with visited(tab, url) as page:
         expect(page.get_by_role("status").first).to_have_text("1 worker")
         page.route("**/predict", lambda _route: None)
         page.get_by_role("button", name="Send the burst").press("Enter")
@@ -215,9 +231,9 @@ def test_a_burst_can_be_cancelled_with_the_keyboard(browser, url):
         expect(page.get_by_role("button", name="Send the burst")).to_be_focused()
 
 
-def test_no_worker_is_explained(browser, idle_url):
+def test_no_worker_is_explained(tab, idle_url):
     """Without a worker the input and the burst say what to do; absent tasks have no place."""
-    with visit(browser, idle_url) as page:
+    with visited(tab, idle_url) as page:
         expect(page.get_by_role("status").first).to_have_text("no worker")
         expect(page.get_by_role("heading", name="Send a picture")).to_be_hidden()
         expect(page.locator("#results .naive").first).to_be_hidden()
@@ -231,9 +247,9 @@ def test_no_worker_is_explained(browser, idle_url):
             expect(page.locator(f"{place} code")).to_contain_text("celery -A page worker")
 
 
-def test_a_lost_broker_is_told_and_found_again(browser, idle_url, idle_broker):
+def test_a_lost_broker_is_told_and_found_again(tab, idle_url, idle_broker):
     """While the broker is away the page says so and what to do, and then goes on by itself."""
-    with visit(browser, idle_url) as page:
+    with visited(tab, idle_url) as page:
         idle_broker.stop()
         expect(page.get_by_role("status").first).to_have_text("broker unreachable")
         page.get_by_label("Input", exact=True).fill("word")
@@ -244,9 +260,9 @@ def test_a_lost_broker_is_told_and_found_again(browser, idle_url, idle_broker):
         expect(page.get_by_role("status").first).to_have_text("no worker")
 
 
-def test_a_lost_server_is_told_and_found_again(browser, url):
+def test_a_lost_server_is_told_and_found_again(tab, url):
     """While the web server does not answer the page says so, and then goes on by itself."""
-    with visit(browser, url) as page:
+    with visited(tab, url) as page:
         context = page.context
         context.set_offline(True)
         expect(page.get_by_role("status").first).to_have_text("web server unreachable")
@@ -256,9 +272,9 @@ def test_a_lost_server_is_told_and_found_again(browser, url):
         expect(page.get_by_role("status").first).to_have_text("1 worker")
 
 
-def test_the_keyboard_skips_to_the_content(browser, url):
+def test_the_keyboard_skips_to_the_content(tab, url):
     """The first thing that the keyboard reaches is a link past the header."""
-    with visit(browser, url) as page:
+    with visited(tab, url) as page:
         page.keyboard.press("Tab")
         expect(page.get_by_role("link", name="Skip to the content")).to_be_in_viewport()
         page.keyboard.press("Enter")

@@ -93,6 +93,7 @@ def test_canvases_give_what_a_sequential_evaluation_gives(redis_worker: Stage):
     _torture(redis_worker, int(_WANTED or 60), batches=True)
 
 
+@pytest.mark.thorough("ordinary canvases, for which the evaluation of random ones is right, too")
 def test_evaluation_follows_celery(redis_worker: Stage):
     """The same holds for ordinary tasks alone: the evaluation knows Celery's rules."""
     _torture(redis_worker, int(_WANTED or 25), batches=False)
