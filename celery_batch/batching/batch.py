@@ -15,31 +15,18 @@ T = TypeVar("T")
 
 
 class Request(NamedTuple, Generic[T]):  # a frozen dataclass costs three times as much to make
-    """
-    An item, or a chunk of many rows, that waits for the model.
+    """An item, or a chunk of many rows, that waits for the model."""
 
-    Args:
-        item: The model's input; the batcher never looks inside.
-        arrived: The time of its arrival, in seconds of the caller's monotonic clock.
-        urgency: A smaller number goes first; within one urgency, first come, first served.
-        alone: It was in a batch whose process died, and may be the reason, so it runs
-            without others.
-        deadline: Until when it may begin to run, on the clock of `arrived`.  Only a request
-            that runs again after a time limit has one; it runs alone.
-        rows: How many rows it has, at least 1.
-        cost: Its share of the work of a batch, where that is limited: of its longest row if rows
-            are padded, else of all its rows.
-        key: Where batches are formed by key, only requests with equal keys share one.
-    """
-
-    item: T
-    arrived: float
-    urgency: int = 0
-    alone: bool = False
+    item: T  # the model's input; the batcher never looks inside
+    arrived: float  # in seconds of the caller's monotonic clock
+    urgency: int = 0  # a smaller number goes first; within one, first come, first served
+    alone: bool = False  # its process may have died of it, so it runs without others
+    #: Until when it may begin to run; only for one that runs again, alone, after a time limit.
     deadline: float | None = None
     rows: int = 1
+    #: Of its longest row if rows are padded, else of all its rows.
     cost: float = 0.0
-    key: Hashable = None
+    key: Hashable = None  # where batches are formed by key, only equal keys share one
 
 
 class Reason(StrEnum):
@@ -75,26 +62,15 @@ class SizeLimit:
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """
-    What was expected of a batch when it left.
+    """What was expected of a batch when it left."""
 
-    Args:
-        work: Its rows, or its cost with padding.
-        limit: How much it might have been.
-        a: Seconds of a call, as far as they were known.
-        b: Seconds of each unit of work in it.
-        predicted: Seconds from the sending of its oldest request to the stored result.
-        left_at: When it left.
-        began: When it began to run; infinite while it is behind others.
-    """
-
-    work: float
-    limit: SizeLimit
-    a: float
-    b: float
-    predicted: float
+    work: float  # its rows, or its cost with padding
+    limit: SizeLimit  # how much it might have been
+    a: float  # seconds of a call, as far as they were known
+    b: float  # seconds of each unit of work in it
+    predicted: float  # seconds from the sending of its oldest request to the stored result
     left_at: float
-    began: float = inf
+    began: float = inf  # when it began to run; infinite while it is behind others
 
     @property
     def facts(self) -> tuple[float, float, float, str, float]:
@@ -110,24 +86,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Batch(Generic[T]):
-    """
-    Requests for one model call, or for several if one of them is too large for one.
+    """Requests for one model call, or for several if one of them is too large for one."""
 
-    Args:
-        requests: Oldest first, never empty.
-        reason: Why it left when it did.
-        urgency: The most urgent of all requests that waited when it left, whether it is in
-            this batch or not; a smaller number is more urgent.
-        earned_part: The part of a batch that these requests have earned while more urgent ones
-            overtook them.
-        plan: What is expected of it, where the requests have a latency target.
-    """
-
-    requests: tuple[Request[T], ...]
+    requests: tuple[Request[T], ...]  # oldest first, never empty
     reason: Reason
-    urgency: int = 0
+    urgency: int = 0  # of the most urgent request that waited when it left, in it or not
+    #: The part of a batch that these requests have earned while more urgent ones overtook them.
     earned_part: float = 0.0
-    plan: Plan | None = None
+    plan: Plan | None = None  # where the requests have a latency target
 
     @property
     def items(self) -> list[T]:

@@ -40,11 +40,7 @@ ALL = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """
-    No batch yet: ask again in so many seconds.
-
-    None if only a new request, a free slot or `Batcher.drain` can change the answer.
-    """
+    """No batch yet: ask again in so many seconds; None if only an event changes the answer."""
 
     seconds: float | None
 
@@ -159,12 +155,7 @@ class Batcher(Generic[T]):
         self._linger_from = max(self._linger_from, request.arrived)
 
     def restart_linger(self, now: float) -> None:
-        """
-        Let the linger time begin now: until now, arrivals could not be seen.
-
-        A thread that was busy elsewhere does not know whether requests have arrived
-        meanwhile.  ``max_wait`` holds all the same.
-        """
+        """Let the linger time begin now: until now, arrivals could not be seen."""
         self._linger_from = max(self._linger_from, now)
 
     def batch_ended(
@@ -174,13 +165,7 @@ class Batcher(Generic[T]):
         urgency: int,
         key: Hashable = None,  # noqa: ARG002 (KeyedBatcher's)
     ) -> None:
-        """
-        Note that a batch of several requests has ended, whose callers may soon call again.
-
-        The linger time begins now.  If the requests that arrived while it ran are few compared
-        with it, their ``max_wait`` begins now as well, once: if they left at once, they and the
-        callers of this batch would alternate in two groups for good.
-        """
+        """Note that a batch of several requests has ended, whose callers may soon call again."""
         self.restart_linger(now)
         waiting = self._waiting
         are_few = 2 * waiting.rows < rows and waiting.urgency == urgency
@@ -223,11 +208,7 @@ class Batcher(Generic[T]):
         return self._take(reason, earns_share=earns_share)
 
     def take(self, now: float, unless_due: Reason, *, earns_share: bool = True) -> Batch[T]:
-        """
-        Remove and return the next batch; some request waits.
-
-        `unless_due` is why it leaves if it could wait; `earns_share` is as for `next`.
-        """
+        """Remove and return the next batch, for the reason `unless_due` if it could wait longer."""
         reason = Reason.FULL if self.is_full else self._reason(now)
         return self._take(reason or unless_due, earns_share=earns_share)
 

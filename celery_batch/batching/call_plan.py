@@ -15,12 +15,9 @@ class CallPlan:
     The order in which the rows of a batch run, and how many of them at once.
 
     A batch within the limits runs in one call, as it is.  One that is larger, such as a chunk,
-    runs in several; where rows are padded, each has rows of similar lengths.
-
-    Args:
-        costs: Of each row; None for a row that does not run.
-        limits: The largest call; a row that costs more runs by itself.
-        filler: What a row costs that fills a call up to its size; None if the last row does.
+    runs in several; where rows are padded, each has rows of similar lengths.  The costs are those
+    of each row, None for one that does not run.  A `filler` fills a call up to its size; if it is
+    None, the last row does.
     """
 
     def __init__(
@@ -59,11 +56,7 @@ class CallPlan:
         return max(count, 1)
 
     def _count_filled(self, start: int, limits: CostLimits) -> int:
-        """
-        Return how many rows fit into a call that is filled up to its size.
-
-        One that exceeds the limits with its first row may have more, if it costs the same.
-        """
+        """Return how many rows fit into a call that is filled up to its size."""
         longest = total = most = 0.0
         count = 1
         end = start + most_rows(limits.sizes, limits.rows)

@@ -24,33 +24,20 @@ __all__ = ["CallCost", "CostLimits", "Costed", "Load"]
 
 @dataclass(slots=True)
 class CallCost:
-    """
-    What a call of the model costs beside its rows, in the unit of their cost; it may change.
-
-    Infinity while it is not known.
-    """
+    """What a call of the model costs beside its rows, in their unit; infinite while unknown."""
 
     value: float = inf
 
 
 @dataclass(frozen=True, slots=True)
 class CostLimits:
-    """
-    The largest batch.
-
-    Args:
-        rows: Most rows.
-        cost: The highest cost.
-        is_padded: Whether all rows cost as much as the longest.
-        sizes: The numbers of rows that calls have; none for any number.
-        lengths: What rows are padded to, in the unit of the cost; none for the longest.
-    """
+    """The largest batch."""
 
     rows: int
     cost: float
-    is_padded: bool
-    sizes: tuple[int, ...] = ()
-    lengths: tuple[int, ...] = ()
+    is_padded: bool  # whether all rows cost as much as the longest
+    sizes: tuple[int, ...] = ()  # the numbers of rows that calls have; none for any number
+    lengths: tuple[int, ...] = ()  # what rows are padded to, in the unit of the cost
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle it, as is done with each batch, at half the cost."""

@@ -121,11 +121,7 @@ class CostQueue(Generic[T]):
         return queue.rows if queue else 0
 
     def take(self, size: int, share: float = 0.0) -> list[Request[T]]:  # noqa: ARG002 (PriorityQueue's)
-        """
-        Remove and return the requests of the next batch, the most urgent first.
-
-        Overtaken requests earn the part `share` of it.
-        """
+        """Remove and return the next batch, of which overtaken requests earn the part `share`."""
         first, *overtaken = sorted(self._queues)
         queue = self._queues[first]
         if not queue.may_divide and (self._fit_together() if overtaken else queue.is_one_batch):

@@ -13,16 +13,11 @@ Rule 4: this file calls no model and knows no error: facts are arguments, the ne
 
 from __future__ import annotations
 
-__all__ = ["Bisection", "SafeSize", "is_poison"]
+__all__ = ["Bisection", "SafeSize"]
 
 
 class Bisection:
-    """
-    The parts in which one batch runs, until every item has an outcome.
-
-    Ask `next` for the part to run, and call `split` if it fails.  Parts come in the order
-    of the items.
-    """
+    """The parts in which one batch runs, in the order of its items, until each has an outcome."""
 
     def __init__(self, size: int) -> None:
         self._todo = [range(size)] if size else []
@@ -77,11 +72,7 @@ class SafeSize:
         self._interval = self.FIRST_INTERVAL // 2
 
     def fitted(self, size: float, *, was_limited: bool = False) -> None:
-        """
-        Note that a batch of this many items, or of this cost, fitted.
-
-        `was_limited` says that a batch of the largest size could not have taken more.
-        """
+        """Note that a batch of this size fitted; if `was_limited`, none could have been larger."""
         if self.largest is None:
             return
         self._fits = max(self._fits, size)
@@ -104,13 +95,3 @@ class SafeSize:
     def _part(size: float, number: int) -> float:
         """Return a part of a cost, or of a number of items, which is 1 at least."""
         return size / number if isinstance(size, float) else max(size // number, 1)
-
-
-def is_poison(losses: int, *, was_alone: bool, max_losses: int) -> bool:
-    """
-    Return whether an item is the reason why its process died; if it may be, it is to run alone.
-
-    That has happened to it `losses` times, this time included.  If it was not alone, another item
-    may be the reason, however often it happened.
-    """
-    return was_alone and losses >= max_losses

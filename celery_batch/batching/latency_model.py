@@ -48,11 +48,7 @@ _SHORTEST = 1e-9
 
 
 class LatencyModel:
-    """
-    The duration of batches as a function of their work.
-
-    Seconds are those of one call of the model; work is its rows, or its cost with padding.
-    """
+    """Seconds of one call of the model, as a function of its work: rows, or cost with padding."""
 
     def __init__(self) -> None:
         #: Seconds of a call, and of each unit of work in it.

@@ -60,12 +60,7 @@ _LATEST = 0.1
 
 
 class TargetedQueue(Generic[T]):
-    """
-    A batcher whose requests have a latency target: this chooses its policy, to keep the target.
-
-    All times are on one monotonic clock; a request's ``arrived`` is when it was sent, as far as
-    that is known.  `processes` returns how many batches run at once.
-    """
+    """A batcher that keeps a latency target: this chooses its policy for each batch."""
 
     def __init__(self, batcher: AnyBatcher[T], processes: Callable[[], int] = lambda: 1) -> None:
         self._batcher = batcher
@@ -169,11 +164,7 @@ class TargetedQueue(Generic[T]):
         self.margin = min(max(self.margin, 0.0), _MOST_MARGIN * target)
 
     def late_by(self, request: Request[Any], now: float) -> float:
-        """
-        Return by how many seconds a request that is about to be added will miss the target.
-
-        It must not make the oldest of its batch miss it, either.
-        """
+        """Return by how many seconds a new request, or the oldest beside it, will be late."""
         batcher, policy, model = self._batcher, self.configured, self.model
         if not (len(batcher) or self._plans):
             return 0.0  # it would run at once, so nothing is gained if it does not
@@ -206,18 +197,13 @@ class TargetedQueue(Generic[T]):
         self._begin(now)
 
     def _next_behind(self, now: float, *, earns_share: bool) -> Batch[T] | Wait:
-        """
-        Let a batch that is not full leave just before the running one ends.
-
-        The process then finds it when it is free.  Only one that is no small part of what runs:
-        after a large batch its callers may call again, and belong into the next one.
-        """
+        """Let a batch that is not full leave just before the running one ends (rule 6)."""
         running = self._plans[: self._processes()]
         is_known = self.configured.target_latency is not None and self.model.is_known
         if not (is_known and running and len(self._batcher)):
             return Wait(None)
         if 2 * self._batcher.work_before(ALL) < min(plan.work for plan in running):
-            return Wait(None)
+            return Wait(None)  # the callers of a large batch may call again, and belong into it
         # Of those that are ready already, each takes the place of a running one.
         lefts = sorted(plan.seconds_left(now) for plan in running)
         behind = min(len(self._plans) - len(running), len(running) - 1)

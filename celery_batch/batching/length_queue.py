@@ -48,11 +48,7 @@ _SURELY = 1.01
 
 
 class _Entry(Generic[T]):
-    """
-    A request in the queue, to which several orders refer.
-
-    They may do so long after the request has left: what the queue needs to know is here.
-    """
+    """A request in the queue, to which several orders refer, perhaps long after it has left."""
 
     __slots__ = ("cost", "has_left", "number", "request", "rows", "work")
 
@@ -66,11 +62,7 @@ class _Entry(Generic[T]):
 
 
 class LengthQueue(Generic[T]):
-    """
-    Waiting requests of one urgency.
-
-    A batch is chosen from `sort_window` batches' worth of them; with 0, first come, first served.
-    """
+    """Waiting requests of one urgency; without a window, first come, first served."""
 
     def __init__(
         self, limits: CostLimits, sort_window: int, call_cost: CallCost | None = None
@@ -178,12 +170,7 @@ class LengthQueue(Generic[T]):
         return self._remove(self._beside(due)) if due else self._remove_slice(*self._bounds())
 
     def take_beside(self, load: Load) -> list[Request[T]]:
-        """
-        Remove and return requests that fit beside others.
-
-        They are no longer than these, unless most of the room would stay empty; and those that
-        pad too much wait for another call, as in rule 2.
-        """
+        """Remove and return requests that fit beside others, and do not pad them too much."""
         if not self._sort_window:
             return self._remove(self._in_order(load))
         self._fill_window()
@@ -360,11 +347,7 @@ class LengthQueue(Generic[T]):
         self._window_cost -= sum(map(_work, entries))
 
     def _fill_window(self) -> None:
-        """
-        Let the requests that have waited longest into the window, up to its size.
-
-        Only when a batch is chosen from it: most queues of a key never need it.
-        """
+        """Let the requests that have waited longest into the window, when it is needed."""
         most_rows = self._sort_window * self._limits.rows
         most_cost = self._sort_window * self._limits.cost
         window, costs, behind = self._window, self._costs, self._behind_window
@@ -388,11 +371,7 @@ def _compact(entries: deque[_Entry[T]], waiting: int) -> deque[_Entry[T]]:
 
 
 def _least_padded(window: Sequence[_Entry[T]], at: int, limits: CostLimits) -> tuple[int, int]:
-    """
-    Return the bounds of the slice that pads least, of those that are as large as can be.
-
-    The window is in ascending order of the cost of the longest rows; the slice has its entry `at`.
-    """
+    """Return the bounds of the slice with entry `at` that pads least, of those that cannot grow."""
     start, end, of_call = at, at + 1, limits.of_call
     longest, rows = window[at].cost, window[at].rows
     count, total, most = rows, rows * longest, limits.most_rows(longest)
@@ -429,11 +408,7 @@ def _least_padded(window: Sequence[_Entry[T]], at: int, limits: CostLimits) -> t
 def _cheapest_part(
     window: Sequence[_Entry[T]], at: int, limits: CostLimits, call_cost: float
 ) -> tuple[int, int]:
-    """
-    Return the bounds of the slice with an entry, where entries are cut as long as that is cheaper.
-
-    The window is one batch, in ascending order of the cost of the longest rows.
-    """
+    """Return the bounds of the slice with entry `at`, cut as long as that is cheaper."""
     start, end, of_call = 0, len(window), limits.of_call
     while True:
         rows = sum(map(_rows, window[start:end]))

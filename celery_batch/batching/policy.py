@@ -127,15 +127,7 @@ class BatchPolicy:
         )
 
     def shapes(self, largest: float | None) -> list[tuple[int, int | None]]:
-        """
-        Return size and length of each call of the model that can occur, the largest first.
-
-        Args:
-            largest: The highest cost of one item; None for any.
-
-        Returns:
-            Pairs of rows and length, with None for a length that is not fixed.
-        """
+        """Return rows and length, if fixed, of each call that items up to this cost can have."""
         sizes = [size for size in reversed(self.batch_sizes) if size <= self.max_batch_size]
         if not self.batch_lengths:
             return [(size, None) for size in sizes]

@@ -111,11 +111,7 @@ class PriorityQueue(Generic[T]):
         return self.rows if len(queue) == self._length else _rows(queue)
 
     def take(self, size: int, share: float = 0.0) -> list[Request[T]]:
-        """
-        Remove and return the requests of the next batch, the most urgent first.
-
-        It has at most `size` rows; overtaken requests earn the part `share` of it.
-        """
+        """Remove and return the next batch, of which overtaken requests earn the part `share`."""
         if len(self._queues) > 1:
             return self._take_mixed(size, share)
         self._earned_rows = 0.0

@@ -27,11 +27,7 @@ class WorkerContext:
 
     @classmethod
     def of(cls, worker: Any) -> WorkerContext:
-        """
-        Return the context of Celery's worker, made on first use.
-
-        A worker that started before the first batch task was defined has run none of our steps.
-        """
+        """Return the context of Celery's worker, made on first use."""
         context = getattr(worker, "batch_context", None)
         if context is None:
             context = worker.batch_context = cls(worker.prefetch_multiplier)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_batch.batching.isolation import Bisection, SafeSize, is_poison
+from celery_batch.batching.isolation import Bisection, SafeSize
 
 
 @given(st.integers(min_value=0, max_value=200), st.none() | st.integers(1, 50), st.data())
@@ -114,13 +114,3 @@ def test_one_item_is_always_allowed():
         size.did_not_fit(2)
 
     assert 1 == size.largest
-
-
-def test_only_a_loss_alone_is_poison():
-    """Together with others an item may not be the reason, however often it happened."""
-    verdicts = [
-        is_poison(losses, was_alone=was_alone, max_losses=2)
-        for losses, was_alone in [(1, True), (2, False), (9, False), (2, True), (3, True)]
-    ]
-
-    assert [False] * 3 + [True] * 2 == verdicts

@@ -42,11 +42,7 @@ class _Frames:
         self._is_reading = False
 
     def drain_events(self, timeout: float | None = None) -> None:
-        """
-        Handle all frames that have arrived, if an event loop calls; else the next method only.
-
-        A TimeoutError says that all have been handled.
-        """
+        """Handle all frames that have arrived, for an event loop; else the next method only."""
         if timeout != 0 or self._is_reading:  # a call waits for its reply, perhaps from a handler
             self._drain_one(timeout=timeout)
             return

@@ -45,11 +45,7 @@ class PauseControl:
         self._consumer.timer.call_repeatedly(_CHECK_INTERVAL, self._check)
 
     def pause(self, task_queues: list[TaskQueue]) -> None:
-        """
-        Stop taking messages of some tasks, and give back waiting requests.
-
-        ConfigurationError is raised if their messages cannot be kept apart from others'.
-        """
+        """Stop taking messages of some tasks, and give back waiting requests."""
         paused = {task_queue.task.name for task_queue in [*task_queues, *self._paused()]}
         queues = self._queues_of(task_queues) & set(self._consumed())
         shared = {
@@ -70,11 +66,7 @@ class PauseControl:
         self._cancel(self._consumed())
 
     def resume(self, task_queues: list[TaskQueue]) -> None:
-        """
-        Take messages of some tasks again.
-
-        ConfigurationError is raised if the worker is drained, or a queue has other paused tasks.
-        """
+        """Take messages of some tasks again, unless their queues have others that are paused."""
         if self.is_drained:
             raise ConfigurationError(
                 "this worker is drained; batch_resume without a task lets it take everything again"

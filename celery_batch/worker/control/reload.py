@@ -146,20 +146,7 @@ class ModelReload:
     def reload(
         self, task_queue: TaskQueue, *, in_place: bool, wait: float
     ) -> Future[dict[str, Any]]:
-        """
-        Start to reload a model.
-
-        Args:
-            task_queue: The task queue of its task.
-            in_place: Unload the old weights first.
-            wait: Seconds after which the reply is sent, even if the reload is not done.
-
-        Returns:
-            The reply.
-
-        Raises:
-            ConfigurationError: There is no model, or a reload is in progress.
-        """
+        """Start to reload a model; return the reply, sent after `wait` seconds at the latest."""
         task = task_queue.task
         if task.model is None:
             raise ConfigurationError(f"{task.name}: has no Model to reload; restart the worker")

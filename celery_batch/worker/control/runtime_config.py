@@ -75,11 +75,7 @@ class RuntimeConfig:
         return changeable_options(self._task_queue(name).task)
 
     def configure(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """
-        Change when a task's batches leave, from the next one on; `DEFAULT` is the task's own value.
-
-        Return the present values, and the task's own where they differ.
-        """
+        """Change when a task's batches leave, from the next one on; return the present values."""
         task_queue = self._task_queue(name)
         task, own = task_queue.task, _numbers(task_queue.task)
         new = {
@@ -100,19 +96,7 @@ class RuntimeConfig:
     def trace(
         self, name: str, seconds: Any, seen: Mapping[str, int] | None = None
     ) -> dict[str, Any]:
-        """
-        Return what has arrived, and record what arrives in so many seconds.
-
-        Args:
-            name: The task.
-            seconds: For how long.
-            seen: For each worker the number up to which its arrivals are known, from its last
-                reply; None starts a new recording.
-
-        Returns:
-            The task's processes; of each arrival the time since 1970, its cost and its rows; and
-            the number of the next.
-        """
+        """Return what has arrived since the numbers `seen`, and record for so many seconds."""
         task_queue = self._task_queue(name)
         if not isinstance(seconds, (int, float)) or not 0 <= seconds < inf:
             raise ConfigurationError(f"seconds: must be a number from 0 up, got {seconds!r}")

@@ -247,11 +247,7 @@ class BatchJob:
             task_ready(request)
 
     def drop(self, tags: set[str]) -> None:
-        """
-        Drop the requests with these delivery tags, unless the pool has them: others run them.
-
-        A batch of which nothing is left ends when it is submitted.
-        """
+        """Drop the requests with these delivery tags, unless the pool has them: others run them."""
         with self._lock:
             if self.submitted or self.accepted or self._ended:
                 return
@@ -268,11 +264,7 @@ class BatchJob:
             request.disown()
 
     def adopt(self, task_request: Any) -> bool:
-        """
-        Put a request that was delivered again in the place of the one whose connection is lost.
-
-        Return whether it is in this job now; not if the job has ended.
-        """
+        """Put a request that was delivered again in its former place, unless the job has ended."""
         with self._lock:
             keys = [request.key for request in self.requests]
             if self._ended or task_request.key not in keys:

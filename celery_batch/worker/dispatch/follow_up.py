@@ -21,7 +21,6 @@ from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.worker import state
 from kombu.exceptions import EncodeError
 
-from celery_batch.batching.isolation import is_poison
 from celery_batch.compat.celery import context_of
 from celery_batch.config import max_worker_losses
 from celery_batch.errors import PoisonItem
@@ -196,11 +195,7 @@ def _explain(end: BatchEnd) -> str:
 def after_failure(
     task: Any, requests: Sequence[Any], einfo: Any, *, began: float | None, was_alone: bool
 ) -> FollowUp:
-    """
-    Return what follows when the pool reports an error instead of an answer.
-
-    The batch `began` when the process accepted it, on the monotonic clock; None if none did.
-    """
+    """Return what follows when the pool reports an error instead of an answer."""
     error = _unwrap(einfo)
     if not isinstance(error, Exception):  # an exit, a cancellation, a panic: Celery stores no such
         error = WorkerLostError(repr(error))
@@ -237,8 +232,7 @@ def _after_loss(
         follow_up.handler_calls.append(HandlerCall(request, request.on_failure, (einfo,)))
         return
     request.losses += 1  # which makes it a suspect
-    limit = max_worker_losses(task)
-    if not is_poison(request.losses, was_alone=was_alone, max_losses=limit):
+    if not was_alone or request.losses < max_worker_losses(task):
         follow_up.run_again.append(request)
         return
     error = PoisonItem(

@@ -36,17 +36,7 @@ __all__ = ["JobSubmitter", "may_overlap", "overlap_state"]
 def overlap_state(
     app: Any, processes: int, path: str = "overlap", *, pool: str = "prefork"
 ) -> PathState:
-    """
-    Return whether the batches of a worker may overlap at all, or why not.
-
-    Args:
-        app: The Celery app.
-        processes: Most pool processes, or threads, that this worker will have.  With several, a
-            batch that is ready is for the one that is idle first.
-        path: "overlap" for the threads beside the model, "write_ahead" for the job that is
-            written to a pool process behind the running one.
-        pool: Celery's name of the worker's pool.
-    """
+    """Return whether batches may overlap, or be written ahead, in a pool of so many processes."""
     state = FastPaths.of(app).state(path)
     if state.is_on and pool not in _POOLS[path]:
         return PathState(path, f"the pool is {pool}")

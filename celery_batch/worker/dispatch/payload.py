@@ -37,26 +37,14 @@ class Delivery(NamedTuple):
     stored: list[memoryview] | None = None
 
     def decode(self, accept: Any) -> tuple[Any, Any, dict[str, Any]]:
-        """
-        Return arguments, keyword arguments and what Celery embeds beside them.
-
-        Raises:
-            Exception: Kombu cannot decode the body.
-            Malformed: It is something else.
-        """
+        """Return arguments, keyword arguments and what Celery embeds beside them."""
         payload = self.body
         if self.content_type is not None:
             payload = loads(payload, self.content_type, self.content_encoding, accept=accept)
         return self.checked(payload)
 
     def checked(self, payload: Any) -> tuple[Any, Any, dict[str, Any]]:
-        """
-        Return a decoded body's parts.
-
-        Raises:
-            Malformed: It has not been checked before, and is something else.
-            InvalidPayload: What is stored beside it does not fit.
-        """
+        """Return the parts of a decoded body, with the values that are stored beside it."""
         if not self.is_checked:
             check_payload(payload)
         args, kwargs, embed = payload

@@ -122,10 +122,7 @@ class FastTrace:
         return FastItem(request, args, kwargs, row)
 
     def store(self, item: FastItem, value: Any, waited: float) -> TraceResult | None:
-        """
-        Store and log a success; return what Celery's tracer would, None if the item needs that
-        tracer.
-        """
+        """Store and log a success, and return what the tracer would; None if the item needs it."""
         task = self._task
         if not ignores_result(task, item.request):
             try:

@@ -63,11 +63,7 @@ _LONGEST_ERROR = 4000
 
 
 def run_step(app: Any, task_name: str, step: str) -> str | None:
-    """
-    Do one step of a reload in this process, and return the error; None if there was none.
-
-    `step` is one of this module's constants.
-    """
+    """Do one step of a reload in this process, and return the error; None if there was none."""
     model = app.tasks[task_name].model
     try:
         if step == LOAD:
@@ -171,11 +167,7 @@ class Plan:
 
 
 def load_models(app: Any, tasks: Iterable[str], *, index: int = 0, processes: int = 1) -> str:
-    """
-    Pin this process to its device, load the models of these tasks, and return the device.
-
-    LoadFailed is raised for a model, ConfigurationError for a device that is not available.
-    """
+    """Pin this process to its device, load the models of these tasks, and return the device."""
     if processes > 1:
         # As many math threads as cores in each process would compete.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(devices.usable_cores() // processes, 1)))

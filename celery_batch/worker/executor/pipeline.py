@@ -131,12 +131,7 @@ class JobReader:
         return not is_unread
 
     def receive_in_thread(self) -> Any:
-        """
-        Read a job on a worker thread; called by one at a time.
-
-        None if there is none, and all have finished: the main thread reads from now on, and has to
-        be woken.
-        """
+        """Read a job on a worker thread; None if the main thread is to read again."""
         self._await_turn()
         job, self._first = self._first, None
         while not job and self._has_more():
@@ -298,11 +293,7 @@ class OverlappedBatch:
     # These methods run on the worker thread.
 
     def run_model(self, call: ModelCall) -> float:
-        """
-        Have the main thread call the model, and return when it has; see `RunModel`.
-
-        What the model needs is prepared here, while the main thread runs the batch before.
-        """
+        """Prepare a call here, and return when the main thread has made it; see `RunModel`."""
         self._offer(call)
         return self._await_end()
 

@@ -19,11 +19,7 @@ _KNOWN = -1
 
 
 class ReusedRows:
-    """
-    The rows of one batch, by their digests, and what the cache has for them.
-
-    The digest is None for a row that equals no other.
-    """
+    """The rows of one batch by their digests, None for one like no other, and known answers."""
 
     def __init__(
         self, digests: Sequence[bytes | None], found: Found, *, counts_cache: bool
@@ -88,11 +84,7 @@ class ReusedRows:
 
 
 class RowReuse:
-    """
-    Recognises rows of one task by their digests.
-
-    Without a cache, equal rows of one batch run once, and no more.
-    """
+    """Recognises rows of one task by their digests; without a cache, those of one batch."""
 
     def __init__(self, digest: RowDigest, cache: AnswerCache | None) -> None:
         self._digest = digest
@@ -114,12 +106,7 @@ class RowReuse:
 
 
 def reuse_of(task: Any, options: tuple[bool, float | None] | None = None) -> RowReuse | None:
-    """
-    Return what recognises rows of a task in this process; None if it reuses no answers.
-
-    An operator may have changed the `options`: whether equal requests share a row, and for how many
-    seconds answers are kept.
-    """
+    """Return what recognises rows of a task, by the options as they are now; None for nothing."""
     own = _own_reuse(task)
     if own is None or options is None:
         return own

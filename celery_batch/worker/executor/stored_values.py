@@ -33,17 +33,7 @@ class Instead(Enum):
 
 
 def read_stored_values(task: Any, payload: BatchPayload) -> dict[int, Exception | Instead]:
-    """
-    Read the stored values of a batch in one round trip, and give them to its deliveries.
-
-    Those of all are no larger than those of one message may be.
-
-    Returns:
-        By index, the error of each request whose values cannot be had, or what becomes of it.
-
-    Raises:
-        StoreError: The store cannot be reached.
-    """
+    """Give the stored values of a batch to its deliveries; return by index why one has none."""
     found: dict[int, Exception | Instead] = {}
     references: dict[int, PayloadReference] = {}
     payloads, size = None, 0

@@ -47,11 +47,7 @@ class DeadLetters:
         return Settings.of(self._consumer.app).dead_letter_queue is not None
 
     def write(self, request: Any, error: Exception, then: Callable[[], object]) -> None:
-        """
-        Write a copy of a request's message, whose body is sent as it came, never decoded.
-
-        `then` is called on the event loop when it is written, or cannot be.
-        """
+        """Write a copy of a request's message as it came, then call `then` on the event loop."""
         headers = {k: v for k, v in request.request_dict.items() if k not in _NOT_HEADERS}
         self._submit(
             request.body,
@@ -66,11 +62,7 @@ class DeadLetters:
     def write_refused(
         self, content: bytes, reason: str, then: Callable[[], object], **headers: Any
     ) -> None:
-        """
-        Write a refused message byte for byte, or only its body if it could be read.
-
-        `then` is called on the event loop when it is written, or cannot be.
-        """
+        """Write a refused message, or its body, then call `then` on the event loop."""
         self._submit(
             content,
             then,

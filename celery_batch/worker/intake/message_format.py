@@ -74,11 +74,7 @@ def is_small(raw: bytes) -> bool:
 
 
 def check_envelope(envelope: Any, codecs: Mapping[str, Any], *, small: bool = False) -> None:
-    """
-    Check the envelope in which brokers without a protocol of their own carry a message.
-
-    One that is known to be small needs no counting.  `codecs` can decode bodies.
-    """
+    """Check the envelope of brokers without a protocol of their own; a small one is not counted."""
     if not isinstance(envelope, dict):
         raise Malformed(f"it is {with_article(type(envelope).__name__)}, not an object")
     if not small:
@@ -113,11 +109,7 @@ def check_vital(fields: Mapping[str, Any]) -> None:
 
 
 def check_headers(fields: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
-    """
-    Check what Celery reads of a batch task's message besides its body.
-
-    In Celery's older protocol the fields of the body are among the headers.
-    """
+    """Check what Celery reads of a batch task's message besides its body."""
     for name in ("id", "task"):
         if not is_name(fields.get(name)):
             raise Malformed(f"{name} cannot be {_short(fields.get(name))}")
@@ -135,11 +127,7 @@ def _check_known(values: Mapping[str, Any], known: _Checks, kind: str) -> None:
 
 
 def check_payload(payload: Any, *, is_current: bool = True) -> None:
-    """
-    Check a decoded body: arguments, keyword arguments, what is embedded beside them.
-
-    `is_current` says that the headers name the task, as in Celery's current protocol.
-    """
+    """Check a decoded body; `is_current` says that the headers name the task, as in protocol 2."""
     # Celery reads an object as arguments in its older protocol, or where it says "args".
     if isinstance(payload, dict) and ("args" in payload or not is_current):
         args, kwargs, embed = payload.get("args", ()), payload.get("kwargs", {}), payload

@@ -180,11 +180,7 @@ class BatchRequest(Request):  # type: ignore[misc]
 
     @cached_property
     def _payload(self) -> Any:
-        """
-        Its decoded body; Celery needs it to announce an end without the pool process.
-
-        A large body is decoded then, for the callbacks that are embedded in it.
-        """
+        """Its decoded body, for an end that is announced here, and the callbacks embedded in it."""
         payload = super()._payload
         if not self.is_undecoded:
             return payload

@@ -49,11 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 def batches(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
-    """
-    Return a handler for the messages of a batch task.
-
-    Celery calls this for each connection; nothing of an old one is kept.
-    """
+    """Return a handler for the messages of a batch task; called by Celery for each connection."""
     if not ConsumerContext.is_attached(consumer):
         return partial(_attach_and_handle, task, app, consumer)
     context = ConsumerContext.of(consumer)

@@ -257,12 +257,7 @@ class MessageValidator:
         return decode_envelopes(raws, self._limit if self._limits_all else None)
 
     def read(self, raw: bytes, then: Callable[[], object] = noop, decoded: Any = None) -> Any:
-        """
-        Return a message from a Redis list decoded, or None if it is refused.
-
-        `decoded` is what `decode_many` returned for it.  If it is refused, `then` is called on the
-        event loop when its dead letter is written.
-        """
+        """Return a Redis message decoded; None, and later a call of `then`, if it is refused."""
         if self._limits_all and self._limit is not None and len(raw) > self._limit:
             fields = fields_at_end(raw)
             if not self._is_celerys(fields):
@@ -306,11 +301,7 @@ class MessageValidator:
         return on_task_received
 
     def _check(self, message: Any) -> Callable[[Any], bool] | None:
-        """
-        Raise what is wrong with a message, except for what Celery itself reports.
-
-        Return the fast path of its task, if there is one.
-        """
+        """Raise what is wrong with a message that Celery does not report; return the fast path."""
         if self._limits_all:
             self._check_length(message)
         check_content(message)

@@ -58,11 +58,7 @@ class MetricsAddress:
 
 
 def address_of(app: Any, environ: Mapping[str, str] = os.environ) -> MetricsAddress | None:
-    """
-    Return the address at which a worker serves its metrics; None if it does not.
-
-    ``CELERY_BATCH_METRICS`` overrides the setting ``batch_metrics``.
-    """
+    """Return the address at which a worker serves its metrics; None if it does not."""
     name = VARIABLE
     given: Any = environ.get(VARIABLE)
     if given is None:
@@ -149,11 +145,7 @@ _EVERYWHERE = "0.0.0.0"  # noqa: S104 (what a port without a host means)
 
 
 class BatchMetrics(bootsteps.StartStopStep):  # type: ignore[misc]
-    """
-    Serves the metrics of this worker, from before its models are loaded to its end.
-
-    A worker to which no batch task is routed begins with the first batch task that it gets.
-    """
+    """Serves the metrics of this worker, from its first batch task to its end."""
 
     requires = ("celery.worker.components:Pool",)
 

@@ -127,12 +127,7 @@ class HealthReport:
         self._report(state, [*changes, "WATCHDOG=1"])
 
     def enter(self, state: str) -> None:
-        """
-        Report a state in which the event loop does not run.
-
-        Args:
-            state: ``starting``, ``connecting`` or ``stopping``.
-        """
+        """Report a state in which the event loop does not run."""
         messages = [f"STATUS=The worker is {state}."]
         if state == "stopping":
             messages.append("STOPPING=1")

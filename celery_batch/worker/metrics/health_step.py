@@ -14,12 +14,7 @@ __all__ = ["HealthStep"]
 
 
 class HealthStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """
-    Reports the worker's health where the environment asks for it.
-
-    Celery creates it before the models are loaded, starts it with each connection, and calls
-    its timer only once the event loop runs.
-    """
+    """Reports the worker's health where the environment asks for it."""
 
     requires = ("celery_batch.worker.bootsteps:BatchConsumer",)
 

@@ -38,11 +38,7 @@ def task_reports(context: ConsumerContext) -> dict[str, dict[str, Any]]:
 
 
 def stats_of(consumer: Any) -> dict[str, Any]:
-    """
-    Return a worker's statistics, and under "tasks" those of each batch task.
-
-    All times are in seconds; None is a number that is not known yet.
-    """
+    """Return a worker's statistics; times in seconds, None for a number that is not known yet."""
     context = ConsumerContext.of(consumer)
     scheduler, now = context.scheduler, time.monotonic()
     idle = scheduler.recorder.idle_seconds(scheduler.slots)

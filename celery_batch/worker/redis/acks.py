@@ -113,12 +113,7 @@ class RedisAcks(CollectedAcks):
             request.given_back()
 
     def drop_taken_over(self) -> None:
-        """
-        Drop the requests whose messages other workers have taken.
-
-        They take the messages of a worker that has not renewed its lease in time.  Redis is
-        asked only if that may have happened, as this is called before each batch.
-        """
+        """Drop requests that other workers have taken, if the lease was not renewed in time."""
         if not (self._lease.in_doubt or self._lease.is_late):
             return
         try:

@@ -118,11 +118,7 @@ class AnswerCache:
         return Found(answers, epoch)
 
     def store(self, epoch: bytes, answers: Sequence[tuple[bytes, Any]]) -> None:
-        """
-        Store answers; one that cannot be encoded exactly, or is too large, is left out.
-
-        The epoch is that of the lookup that did not find them.
-        """
+        """Store answers that a lookup did not find; its epoch is theirs."""
         if not epoch or time.monotonic() < self._paused_until:
             return
         try:
@@ -186,12 +182,7 @@ def _pieces(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
 
 
 def cache_backend(app: Any, task_name: str) -> Any:
-    """
-    Return Celery's Redis backend of the server that keeps the answers of an app's tasks.
-
-    Raises:
-        ConfigurationError: Neither `batch_cache_url` nor the result backend is a Redis.
-    """
+    """Return Celery's Redis backend of the server that keeps the answers of an app's tasks."""
     url = app.conf.get("batch_cache_url")
     if url:
         try:

@@ -112,11 +112,7 @@ class QueueLists:
         )
 
     def _usable(self, queue: str, steps: Sequence[int], credit: int) -> list[int]:
-        """
-        Return how many messages of each list can be used now, by the tasks seen in its queue.
-
-        A smaller step is more urgent; requests that it overtakes do not limit it.
-        """
+        """Return how many messages of each list can be used now, by the tasks seen in its queue."""
         tasks, usable = self.tasks.get(queue), []
         limits = self._limits.left(tasks, steps, self.ahead.get(queue, 0))
         for step, left in zip(steps, limits, strict=True):
@@ -132,11 +128,7 @@ class QueueLists:
 
 
 class BulkFetch:
-    """
-    Fetches messages in bulk on one channel, until the channel is closed.
-
-    It replaces kombu's BRPOP in the channel's part of the event loop.
-    """
+    """Fetches messages in bulk on one channel, in place of kombu's BRPOP."""
 
     def __init__(
         self,

@@ -22,12 +22,7 @@ _PROC = Path("/proc")
 
 
 class Keys:
-    """
-    The Redis keys in which the messages of one owner are recorded.
-
-    An owner is one connection of a worker, so that what a lost connection still does in Redis is
-    not taken for the new one's.  ``scripts.py`` describes the keys.
-    """
+    """The Redis keys of one owner, that is one connection of a worker; see ``scripts.py``."""
 
     def __init__(self, unacked: str, index: str, owner: str) -> None:
         self.unacked, self.index, self.owner = unacked, index, owner

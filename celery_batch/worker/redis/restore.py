@@ -80,10 +80,7 @@ class Restorer:
         return self.restore(dict.fromkeys(self._flags(owner), "0"), owner, forget_owner=True)
 
     def restore_expired(self, timeout: float, most: int | None) -> int:
-        """
-        Put back messages not refreshed within the visibility timeout, at most so many, as kombu
-        does.
-        """
+        """Put back messages not refreshed within the visibility timeout, as kombu does."""
         keys = self._keys
         latest, *found = self._find_expired(
             keys=[keys.index, keys.owner_of],

@@ -106,11 +106,7 @@ class BulkResultWriter:
 
     @classmethod
     def of(cls, backend: Any) -> BulkResultWriter | None:
-        """
-        Return a backend's writer, made on first use.
-
-        None if the backend is not Redis, or results are neither stored in bulk nor notified of.
-        """
+        """Return a backend's writer, made on first use; None where Celery's own code does all."""
         if not isinstance(backend, RedisBackend) or _is_stock(backend.app):
             return None
         found: BulkResultWriter | None = vars(backend).get("batch_result_writer")
@@ -275,11 +271,7 @@ class BulkResultWriter:
 
 
 def _reply_channel(task_id: str, state: str, request: Any) -> str:
-    """
-    Return the channel on which a client is notified of a start or an end; empty for none.
-
-    The request is None where the worker knows only the id, as by remote control.
-    """
+    """Return the channel on which a client is notified of a start or an end; empty for none."""
     if state not in _NOTIFIED:
         return ""
     if request is None:
@@ -305,11 +297,7 @@ def notify_clients(app: Any, tasks: Iterable[Any]) -> None:
 
 
 def buffered_results(task: Any) -> AbstractContextManager[BulkResultWriter | None]:
-    """
-    Return a context that collects the results stored in it, and stores them at its end.
-
-    Its value is the writer; None where Celery's own code stores them, and notifies of them, alone.
-    """
+    """Return a context that stores its results together, at its end; its value is the writer."""
     writer = BulkResultWriter.of(task.backend)
     return nullcontext() if writer is None else writer.buffering()
 

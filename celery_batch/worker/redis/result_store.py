@@ -84,11 +84,7 @@ class RedisStore:
         self._backend = backend
 
     def write(self, entries: Iterable[Entry]) -> None:
-        """
-        Store results, one for each key, and notify their clients; idempotent.
-
-        A RedisError says that some are not stored.
-        """
+        """Store results, one for each key, and notify their clients; idempotent."""
         for piece in _pieces(entries):
             self._write_piece(piece)
 

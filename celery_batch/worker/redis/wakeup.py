@@ -61,11 +61,7 @@ class _QueueWait:
 
 
 class QueueWakeup:
-    """
-    Waits with one connection for each list, because BLMOVE waits for one list only.
-
-    `on_message` is called on the event loop.
-    """
+    """Waits with one connection for each list, because BLMOVE waits for one list only."""
 
     def __init__(self, channel: Any, hub: Any, on_message: Callable[[], object]) -> None:
         self._pool = own_pool(channel, _TIMEOUT)

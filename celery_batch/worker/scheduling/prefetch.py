@@ -65,11 +65,7 @@ def adjust_prefetch(consumer: Any, policy: Callable[[Any], BatchPolicy]) -> tupl
 
 
 def warn_about_limits(worker: Any, per_process: int) -> None:
-    """
-    Log which settings of the user would keep batches below their size.
-
-    One pool process can use `per_process` messages.
-    """
+    """Log which settings of the user would keep batches below their size."""
     limit, wanted = worker.app.conf.get("worker_eta_task_limit"), per_process * worker.concurrency
     if limit is not None and limit < wanted:
         logger.warning(
@@ -190,12 +186,7 @@ class FetchLimits:
         return max(min(left, default=_NO_LIMIT), 0)
 
     def guaranteed_rows(self, tasks: Collection[str] | None, urgencies: Sequence[int]) -> list[int]:
-        """
-        Return how many rows of each urgency to fetch before more urgent messages.
-
-        While more urgent requests are here, enough others must wait here to fill their
-        low-priority share of the next two batches.
-        """
+        """Return how many rows of each urgency to fetch first: their low-priority share."""
         task_queues = self._queues_of(tasks)
         waiting = [each for each in task_queues if not each.is_empty]
         most_urgent = min(

@@ -48,11 +48,7 @@ def is_shared(task_queues: Collection[TaskQueue], now: float) -> bool:
 
 
 class TaskPriority:
-    """
-    What each task has had of the device, and what overtaken tasks and batches have earned.
-
-    The latter are parts of a batch.
-    """
+    """What each task has had of the device, and what overtaken tasks and batches have earned."""
 
     def __init__(self) -> None:
         self._tasks: defaultdict[TaskQueue, float] = defaultdict(float)
@@ -107,11 +103,7 @@ class TaskPriority:
     def batch_left(
         self, task_queue: TaskQueue, job: BatchJob, task_queues: Collection[TaskQueue]
     ) -> None:
-        """
-        Update the shares for a batch that leaves.
-
-        If it leaves as its task's share, no waiting request overtakes it.
-        """
+        """Charge a batch that leaves to its task; overtaken tasks earn their shares."""
         seconds = (task_queue.usual_seconds or _FIRST_ESTIMATE) * job.batches
         charged = self._charged[job] = seconds, task_queue.policy.device_share
         job.start = self._device.charge(task_queue, *charged)

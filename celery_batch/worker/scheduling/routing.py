@@ -24,12 +24,7 @@ def served_tasks(app: Any) -> list[Any]:
 
 
 def routed_queues(app: Any, *, with_own: bool = False) -> set[str]:
-    """
-    Return the queues that an app's tasks are routed to, batch tasks and others.
-
-    `with_own` says whether Celery's own count, such as ``celery.chord_unlock``, which few apps
-    send.
-    """
+    """Return the queues that an app's tasks are routed to, batch tasks and others."""
     found = set()
     for name, task in app.tasks.items():
         with suppress(QueueNotFound):  # its caller gets the error

@@ -309,12 +309,7 @@ class Scheduler:
         self.recorder.begin()
 
     def close(self, *, restarting: bool) -> None:
-        """
-        Let no more batches leave, and return their requests to the broker.
-
-        `restarting` says that the connection is lost and another will follow; else the worker is
-        shutting down, and its running batches finish.
-        """
+        """Let no batches leave any more, and return their requests to the broker."""
         self.is_open = False
         self._timer.cancel()
         self._submitter.close()

@@ -23,11 +23,7 @@ _LATEST = 1 << 53
 
 
 def sent_at(task_request: Any) -> float:
-    """
-    Return when a request was sent, on the monotonic clock; its arrival where that is unknown.
-
-    The clock of another machine may differ: a request was never sent after it arrived.
-    """
+    """Return when a request was sent, on the monotonic clock; its arrival where that is unknown."""
     arrived: float = task_request.arrived
     fields = task_request.request_dict
     sent = fields.get(SENT)  # from the wire: anything may be there

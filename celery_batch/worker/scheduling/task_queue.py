@@ -278,11 +278,7 @@ class TaskQueue:
                 self.call_cost.value = self._call_times.model.call_cost
 
     def batch_ended(self, job: BatchJob, *, may_be_unread: bool) -> None:
-        """
-        Restart the linger time after a batch of several, whose clients may call again.
-
-        `may_be_unread` says that requests may have come while it ran that were not read.
-        """
+        """Restart the linger time after a batch of several, or if requests may have come unread."""
         with self._lock:
             if len(job) > 1:
                 self._batcher.batch_ended(time.monotonic(), job.rows, job.urgency, job.key)
@@ -486,11 +482,7 @@ class _ArrivalRecorder:
         return True
 
     def read(self, number: int, seconds: float) -> tuple[list[tuple[float, float, int]], int]:
-        """
-        Return the arrivals from a number on, and the next number; forget those before.
-
-        Arrivals are recorded for so many seconds from now on.
-        """
+        """Record for some seconds; return the arrivals from a number on, and the next number."""
         self._until = time.monotonic() + seconds
         while self._arrivals and self._next - len(self._arrivals) < number:
             self._arrivals.popleft()
