@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import compress
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 from weakref import ref
 
@@ -23,7 +23,6 @@ from celery_batch.batching.batch import Batch
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.compat.billiard import PoolPipe, is_in_pool
 from celery_batch.compat.celery import does_debug, note_pool_result
-from celery_batch.errors import BatchError
 from celery_batch.worker.dispatch.follow_up import (
     BatchEnd,
     FollowUp,
@@ -44,35 +43,10 @@ logger = logging.getLogger(__name__)
 _AFTER_SOFT = 0.5
 
 
-class JobListener(Protocol):
-    """The scheduler, as a job calls it."""
-
-    def before_submit(self) -> None:
-        """Called before the job is given to the pool."""
-
-    def on_start(self, job: BatchJob) -> None:
-        """Called when a pool process has accepted the job."""
-
-    def on_end(self, job: BatchJob, follow_up: FollowUp) -> None:
-        """Called once, when the job has left its slot."""
-
-
 class BatchJob:
-    """
-    What Celery's worker hands to the pool in place of a single request.
+    """What Celery's worker hands to the pool in place of a single request."""
 
-    It has the one method that the worker calls, and calls the handlers of Celery's
-    requests for what the pool reports.  An error in one handler never affects the other requests.
-    """
-
-    #: The error that the pool reported instead of an answer.
-    error: Any = None
-    #: Whether the start of its requests was announced.
-    _is_announced = False
-
-    def __init__(
-        self, task: Any, batch: Batch[Any], listener: JobListener, policy: BatchPolicy
-    ) -> None:
+    def __init__(self, task: Any, batch: Batch[Any], scheduler: Any, policy: BatchPolicy) -> None:
         self.id = str(uuid4())
         self.task = task
         self._reuse = policy.dedupe, policy.cache_ttl  # as in `BatchPayload`
@@ -104,12 +78,17 @@ class BatchJob:
         #: When a pool process accepted it, on the monotonic clock, and which.
         self.began: float | None = None
         self.pid: int | None = None
-        #: What the pool process has returned.
+        #: What the pool process has returned, or the error that the pool reported instead.
         self.answer: BatchEnd | None = None
+        self.error: Any = None
+        #: Whether the start of its requests was announced.
+        self._is_announced = False
         #: The payload until a thread takes it, if the models run in this process.
         self._own_payload: BatchPayload | None = None
-        self._listener = listener
-        self._ended = self._reported = False
+        self._scheduler = scheduler
+        #: Whether it has left its slot.
+        self.has_ended = False
+        self._reported = False
         #: Guards the end and the requests: pools may report on threads, and a signal handler
         #: may run on top of us.
         self._lock = threading.RLock()
@@ -145,13 +124,8 @@ class BatchJob:
 
     def runs_in(self, pipe: PoolPipe) -> bool:
         """Return whether the pool's process has accepted it and still runs it."""
-        has_left = self._ended or not self.is_in_pool or pipe.is_ending(self._result())
+        has_left = self.has_ended or not self.is_in_pool or pipe.is_ending(self._result())
         return self.accepted and not has_left
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it has left its slot."""
-        return self._ended
 
     def execute_using_pool(self, pool: Any, **_: Any) -> Any:
         """
@@ -160,9 +134,9 @@ class BatchJob:
         Where nothing is left to run it raises TaskRevokedError: the worker then frees the process
         that it had reserved.
         """
-        if self._ended:
+        if self.has_ended:
             raise TaskRevokedError(self.id)
-        self._listener.before_submit()
+        self._scheduler.before_submit()
         self._keep([not _is_revoked(request) for request in self.requests])
         if not self.requests:
             self._end(FollowUp())
@@ -219,8 +193,8 @@ class BatchJob:
         first = self.requests[0]  # as all of them, one task's of one consumer
         return BatchPayload(
             map(_delivery, self.requests),
-            self.max_rows,
-            self._cost_limits,
+            most=self.max_rows,
+            cost_limits=self._cost_limits,
             precedence=self.precedence,
             reason=str(self.reason),
             plan=None if self.plan is None else self.plan.facts,
@@ -242,14 +216,14 @@ class BatchJob:
 
     def forget(self) -> None:
         """Give up requests that will not run here: their messages went back to the broker."""
-        self._ended = self._reported = True
+        self.has_ended = self._reported = True
         for request in self.requests:
             task_ready(request)
 
     def drop(self, tags: set[str]) -> None:
         """Drop the requests with these delivery tags, unless the pool has them: others run them."""
         with self._lock:
-            if self.submitted or self.accepted or self._ended:
+            if self.submitted or self.accepted or self.has_ended:
                 return
             requests = self.requests
             wanted = [each.message.delivery_tag not in tags for each in requests]
@@ -267,7 +241,7 @@ class BatchJob:
         """Put a request that was delivered again in its former place, unless the job has ended."""
         with self._lock:
             keys = [request.key for request in self.requests]
-            if self._ended or task_request.key not in keys:
+            if self.has_ended or task_request.key not in keys:
                 return False
             index = keys.index(task_request.key)
             former, self.requests[index] = self.requests[index], task_request
@@ -279,13 +253,13 @@ class BatchJob:
         return True
 
     def _on_accepted(self, pid: int, time_accepted: float) -> None:
-        if self._ended:
+        if self.has_ended:
             return
         payload, self._own_payload = self._own_payload, None
         if payload is not None:
             self._leave_out_revoked(payload)
         self.pid, self.began = pid, time_accepted
-        self._listener.on_start(self)
+        self._scheduler.on_start(self)
         # Celery acknowledges early as it announces the start: before the model runs.
         if payload is not None and payload.is_read_ahead and self.task.acks_late:
             payload.announce_start = partial(self._announce_start, pid, time_accepted)
@@ -316,12 +290,6 @@ class BatchJob:
             self._on_failure(answer)
             return
         requests = self._close()
-        if len(answer.results) != len(requests):  # never; but each caller must get an answer
-            found, asked = len(answer.results), len(requests)
-            what = f"the pool process returned {found} results for {asked} requests"
-            einfo = error_info(BatchError(what))
-            self._end(after_failure(self.task, requests, einfo, began=self.began, was_alone=False))
-            return
         self.answer = answer
         self._end(after_answer(requests, answer, began=self.began or time.monotonic()))
 
@@ -338,14 +306,14 @@ class BatchJob:
     def _close(self) -> list[Any]:
         """End the job, and return its requests; none if it had ended before."""
         with self._lock:
-            requests, self._ended = [] if self._ended else list(self.requests), True
+            requests, self.has_ended = [] if self.has_ended else list(self.requests), True
         return requests
 
     def _end(self, follow_up: FollowUp) -> None:
-        self._ended = True
+        self.has_ended = True
         if not self._reported:
             self._reported = True
-            self._listener.on_end(self, follow_up)
+            self._scheduler.on_end(self, follow_up)
 
 
 #: Guards Celery's counters, which batches of two threads may change at once.
@@ -398,7 +366,7 @@ def _delivery(request: Any) -> Delivery:
 
 def _apply_worker_limits(pool: Any, task: Any, requests: Sequence[Any]) -> None:
     """Give the worker's own limits to requests that have none by their call or their task."""
-    options = getattr(pool, "options", {})  # since 5.7 tasks have them if they are settings
+    options = pool.options  # since 5.7 tasks have them if they are settings
     hard, soft = options.get("timeout"), options.get("soft_timeout")
     if hard or soft:
         for request in requests:

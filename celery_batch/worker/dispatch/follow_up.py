@@ -99,12 +99,7 @@ class HandlerCall:
     arguments: tuple[Any, ...]
 
     def call(self) -> bool:
-        """
-        Call the handler, log what it raises, and return whether the request has ended.
-
-        If its result cannot be stored now, it has not, and must run again, so that its caller gets
-        an answer.
-        """
+        """Call the handler; return False if nothing can be stored, so that it must run again."""
         if self.request.is_done:  # revoked while it ran: its end has been announced
             return True
         try:

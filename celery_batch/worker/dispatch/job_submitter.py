@@ -54,13 +54,8 @@ _POOLS = {"overlap": ("prefork", "threads"), "write_ahead": ("prefork",)}
 
 
 def may_overlap(task: Any) -> bool:
-    """
-    Return whether a task's model may run on another thread than its items' tracers.
-
-    What a ``__call__`` of its own sets up may be there for its own thread only, and so
-    may the use of a backend of its own, given to the decorator or put there later.
-    """
-    return (
+    """Return whether a task's model may run on another thread than its items' tracers."""
+    return (  # what a `__call__` sets up, or a backend has, may be there for one thread only
         isinstance(task, BatchTask)
         and task.traces_items
         and type(task).__call__ is Task.__call__

@@ -58,21 +58,22 @@ _PLAIN = (str, bytes, type(None))
 
 
 class BatchPayload(list[Delivery]):
-    """
-    The deliveries of one job; a list of them on either side.
+    """The deliveries of one job, oldest first, and in its attributes what is known of it."""
 
-    Args:
-        deliveries: The job's, oldest first.
-        most: Most rows in one call of the model; None for the task's own option.
-        cost_limits: The largest call, where cost is limited.
-        precedence: Of two batches that are ready, the one with the smaller goes first.
-        reason: Why they left as a batch.
-        has_watchers: Whether events with their results are sent.
-        plan: How they were chosen, where there is a latency target; see `BatchPlan`.
-        is_lone: Whether no other batch runs or is formed: worker threads would be idle.
-        reuse: Whether equal requests share a row, and for how many seconds answers are kept;
-            None for the task's own options.
-    """
+    #: Most rows in one call of the model; None for the task's own option.
+    most: int | None = None
+    #: The largest call, where cost is limited.
+    cost_limits: CostLimits | None = None
+    #: Of two batches that are ready, the one with the smaller goes first.
+    precedence: tuple[int, float] = (0, 0.0)
+    reason = ""  # why they left as a batch
+    #: How they were chosen, where there is a latency target; see `batching.batch.Plan`.
+    plan: Sequence[Any] | None = None
+    has_watchers = True  # whether events with their results are sent
+    is_lone = False  # whether no other batch runs or is formed: worker threads would be idle
+    #: Whether equal requests share a row, and for how many seconds answers are kept; None for the
+    #: task's own options.
+    reuse: tuple[bool, float | None] | None = None
 
     #: Whether it is read before the batch is accepted, in the worker's own process.
     is_read_ahead = False
@@ -81,28 +82,9 @@ class BatchPayload(list[Delivery]):
     #: Reports the start of its requests, where that waits until the model runs.
     announce_start: Callable[[], None] | None = None
 
-    def __init__(
-        self,
-        deliveries: Iterable[Delivery] = (),
-        most: int | None = None,
-        cost_limits: CostLimits | None = None,
-        *,
-        precedence: tuple[int, float] = (0, 0.0),
-        reason: str = "",
-        plan: Sequence[Any] | None = None,
-        has_watchers: bool = True,
-        is_lone: bool = False,
-        reuse: tuple[bool, float | None] | None = None,
-    ) -> None:
+    def __init__(self, deliveries: Iterable[Delivery] = (), **about: Any) -> None:
         super().__init__(deliveries)
-        self.has_watchers = has_watchers
-        self.reason = reason
-        self.plan = plan
-        self.most = most
-        self.cost_limits = cost_limits
-        self.precedence = precedence
-        self.is_lone = is_lone
-        self.reuse = reuse
+        vars(self).update(about)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle them as columns, which pool processes turn back into a list."""

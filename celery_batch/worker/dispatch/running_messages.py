@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 __all__ = ["CollectedAcks", "RunningMessages"]
@@ -47,14 +47,16 @@ class CollectedAcks(RunningMessages):
     def flush(self) -> None:
         """Send what has been collected; what cannot be sent is kept."""
         self._is_flushing_soon = False
+        self._unless_sending(self._send_collected)
+
+    def _unless_sending(self, work: Callable[[], object]) -> None:
         with self._lock:
-            if self._is_sending:  # in a signal handler that interrupted this very function
-                return
-            self._is_sending = True
-            try:
-                self._send_collected()
-            finally:
-                self._is_sending = False
+            if not self._is_sending:  # else in a signal handler, whose thread goes on with that
+                self._is_sending = True
+                try:
+                    work()
+                finally:
+                    self._is_sending = False
 
     def _send_collected(self) -> None:
         raise NotImplementedError

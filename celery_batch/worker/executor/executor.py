@@ -93,12 +93,7 @@ def run_batch(
     soft_limit: float | None = None,  # noqa: ARG001 (used where worker threads are)
     limit: SoftLimit | None = None,
 ) -> BatchEnd | ExceptionInfo:
-    """
-    Run one batch in this process, and return the outcome of each request, or what prevented it.
-
-    The pool sends a signal when `soft_limit` seconds are over, which `limit` handles; if that is
-    None, this function does.
-    """
+    """Run one batch in this process; return the outcome of each request, or what prevented it."""
     with limit or SoftLimit() as batch_limit:
         task = app_or_default().tasks.get(task_name)
         if isinstance(task, Batches):
@@ -153,7 +148,7 @@ class _BatchTrace:
         #: Whether events or log lines show the repr of results.
         self._shows_results = payload.has_watchers or trace_logger.isEnabledFor(logging.INFO)
         #: The indexes of the items that need a tracer, and the other items.
-        self._traced = list(range(len(payload)))
+        self._traced: list[int] = []
         self._fast_trace: FastTrace | None = None
         self._fast_items: dict[int, FastItem] = {}
         self._context = copy_context()
@@ -170,10 +165,11 @@ class _BatchTrace:
         count = len(self._payload)
         sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + _FRAMES_PER_ITEM * count))
         try:
-            self._read_stored_values()
+            self._unreadable = read_stored_values(self._task, self._payload)
         except StoreError as error:
             logger.warning("Could not read the stored values of %d messages: %s", count, error)
             return BatchEnd([None] * count, unanswered=Unanswered.NOT_READ)
+        self._traced = [index for index in range(count) if index not in self._unreadable]
         explain_encode_errors(self._task.backend)
         encode_results_with(self._task.backend, encode_json)
         try:
@@ -211,10 +207,6 @@ class _BatchTrace:
     def _work(self) -> Work:
         return self._call.work if self._call else NO_WORK
 
-    def _read_stored_values(self) -> None:
-        self._unreadable = read_stored_values(self._task, self._payload)
-        self._traced = [index for index in self._traced if index not in self._unreadable]
-
     def _fail_unreadable(self) -> None:
         for index, error in self._unreadable.items():
             if isinstance(error, Instead):
@@ -248,12 +240,7 @@ class _BatchTrace:
         self._traced = [index for index in self._traced if index not in self._fast_items]
 
     def _enter(self, place: int) -> None:
-        """
-        Enter the tracer of one item, and within it those of the items that follow.
-
-        It is recursive because a tracer calls its task's body: only there can the next one be
-        entered, so that it is left before this one.
-        """
+        """Enter the tracer of one item, and in its task's body those of the items that follow."""
         if place == len(self._traced):
             if len(self._rows) > len(self._fast_items) or not self._fast_items:
                 self._call_model()

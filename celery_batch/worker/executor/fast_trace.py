@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from celery import signals, states
@@ -98,7 +97,9 @@ class FastTrace:
         kinds = [parameter.kind for parameter in task._batch_signature.parameters.values()]
         simple = all(kind is kind.POSITIONAL_OR_KEYWORD for kind in kinds)
         self._width = len(kinds) if simple else -1
-        self._encode = self._encoder()
+        backend = task.backend
+        is_plain_json = backend.encoder is json.dumps and not compression_of(backend)
+        self._encode = encode_json if is_plain_json else backend.encode
         self._shows_results = shows_results
         self._logs = trace.logger.isEnabledFor(logging.INFO)
         self._began = time.monotonic()
@@ -207,9 +208,3 @@ class FastTrace:
             "retries": request.get("retries", 0),
             "queue": (request.get("delivery_info") or {}).get("routing_key"),
         }
-
-    def _encoder(self) -> Callable[[Any], Any]:
-        backend = self._task.backend
-        if backend.encoder is json.dumps and not compression_of(backend):
-            return encode_json  # the same, with one encoder for all
-        return backend.encode  # type: ignore[no-any-return]

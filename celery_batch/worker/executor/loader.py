@@ -191,12 +191,7 @@ def load_models(app: Any, tasks: Iterable[str], *, index: int = 0, processes: in
 
 
 def _find_modules_beside_the_app() -> None:
-    """
-    Put the working folder last on the path.
-
-    Celery has it there only while it imports the app, but `load` imports what the app's module
-    must not: torch, and the module of a network that imports torch.
-    """
+    """Put the working folder last on the path, where Celery has it only to import the app."""
     with suppress(FileNotFoundError):  # the folder was removed
         folder = str(Path.cwd())
         if folder not in sys.path:

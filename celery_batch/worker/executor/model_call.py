@@ -54,15 +54,6 @@ class ModelCall:
 
     `predict` is called in `__call__` alone, and so on one thread.  The model's other stages run
     there as well, unless `prepare` is called before, on a thread beside that of the models.
-
-    Args:
-        task: The batch task.
-        calls: The rows of each request.
-        span: The batch's span.
-        find_left_out: Returns the indexes of the requests that are not to run after all.
-        most: Most rows in one call of the model; None for the task's own limit.
-        cost_limits: The largest call, where cost is limited.
-        is_suspect: Whether the only request runs again, since its batch had no outcome.
     """
 
     def __init__(
@@ -77,13 +68,14 @@ class ModelCall:
         is_suspect: bool = False,
     ) -> None:
         self.task = task
+        #: Returns the indexes of the requests that are not to run after all.
         self._find_left_out = find_left_out
         self._calls = calls
         self._columns = columns_of(calls)
         self._span = span
         self._most = most
         self._cost_limits = cost_limits
-        #: Whether requests may be left without an outcome, to run again alone.
+        #: Whether requests may be left without an outcome, to run again alone; a suspect does so.
         self._may_run_again = task.acks_late and not is_suspect
         #: The indexes of requests that had expired, or were revoked, when the model was called.
         self.left_out: Collection[int] = ()
@@ -275,12 +267,7 @@ def facts_of(
     reused: ReusedRows | None = None,
     about: bytes = b"",
 ) -> dict[str, Facts]:
-    """
-    Return facts about the model call of each request, by request id.
-
-    They are those of the last call that the request was in.  If its rows were in several:
-    the rows of the largest, the seconds of all, and the wait for the first.
-    """
+    """Return facts about the last model call that each request was in, by request id."""
     if reused is not None:
         last = _last_calls(timings, len(reused.running))
         cached = Timing((), reused.looked_up, 0.0)
@@ -331,6 +318,7 @@ def _facts_of_several(
 
 
 def _combined(timings: Sequence[Timing]) -> Timing:
+    """Return the rows of the largest of several calls, and the wait for and seconds of all."""
     part = max((timing.part for timing in timings), key=len)
     began = min(timing.began for timing in timings)
     return Timing(part, began, sum(timing.seconds for timing in timings))

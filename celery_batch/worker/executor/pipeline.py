@@ -179,15 +179,10 @@ class JobReader:
 
 
 class JobQueue:
-    """
-    A queue in which batches overtake those that they precede.
-
-    Jobs without a ``precedence`` are not overtaken.  One thread gets; the queue that others
-    put into is safe in a signal handler of that thread.
-    """
+    """A queue for one thread, in which batches overtake batches that they precede."""
 
     def __init__(self) -> None:
-        self._new: SimpleQueue[Any] = SimpleQueue()
+        self._new: SimpleQueue[Any] = SimpleQueue()  # safe in signal handlers
         self._waiting: deque[Any] = deque()
 
     def put(self, job: Any) -> None:
@@ -239,16 +234,11 @@ class OverlappedBatch:
     # These methods run on the main thread.
 
     def run(self, last: OverlappedBatch | None) -> OverlappedBatch:
-        """
-        Run the model as soon as the batch is ready for it.
-
-        The worker thread of the batch before is released after this one was found ready: it would
-        compete for the interpreter while the device is idle.
-        """
+        """Run the model as soon as the batch is ready for it."""
         self._accepted.set()
         try:
             ready = self._await_ready(last)
-            if last is not None:
+            if last is not None:  # not before: its thread would compete for the interpreter
                 last.release()
             if ready is not None:
                 waited = time.monotonic() - ready.since

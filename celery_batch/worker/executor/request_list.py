@@ -189,11 +189,7 @@ _known_ends = _KnownEnds()
 
 
 class _Failures:
-    """
-    Stores which requests of a batch have failed.
-
-    What it cannot store runs again, or, if it is acknowledged already, is left to the worker.
-    """
+    """Stores which requests of a batch have failed; what it cannot store runs again."""
 
     def __init__(self, task: Any) -> None:
         self._task = task

@@ -87,17 +87,12 @@ class RowReuse:
     """Recognises rows of one task by their digests; without a cache, those of one batch."""
 
     def __init__(self, digest: RowDigest, cache: AnswerCache | None) -> None:
-        self._digest = digest
+        self.digest = digest
         self.cache = cache
-
-    @property
-    def without_cache(self) -> RowReuse:
-        """What recognises equal rows of one batch, and no more."""
-        return RowReuse(self._digest, None)
 
     def look_up(self, columns: Sequence[list[Any]]) -> ReusedRows:
         """Return what is known of the rows of a batch."""
-        digests = [self._digest.of(row) for row in zip(*columns, strict=True)]
+        digests = [self.digest.of(row) for row in zip(*columns, strict=True)]
         wanted = list(dict.fromkeys(each for each in digests if each is not None))
         found = Found({}, b"")
         if self.cache is not None and wanted:
@@ -114,7 +109,7 @@ def reuse_of(task: Any, options: tuple[bool, float | None] | None = None) -> Row
     if not shares_rows and ttl is None:
         return None
     if own.cache is None or ttl is None:
-        return own.without_cache
+        return RowReuse(own.digest, None)
     own.cache.ttl = ttl
     return own
 

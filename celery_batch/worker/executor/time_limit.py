@@ -27,17 +27,10 @@ __all__ = ["SoftLimit"]
 
 
 class SoftLimit:
-    """
-    The soft time limit of one batch.
-
-    As a context it handles the pool's signal, in pool processes without worker threads.
-
-    Args:
-        seconds: The limit, from before the pool counts; an earlier signal is for another batch.
-            0 if there is no other batch in this process, None for no limit.
-    """
+    """The soft time limit of one batch; as a context it handles the pool's signal, if none does."""
 
     def __init__(self, seconds: float | None = 0.0) -> None:
+        # An earlier signal is for another batch; 0 where there is no other, None for no limit.
         self._expires = math.inf if seconds is None else time.monotonic() + seconds
         self._in_model = False
         self._has_expired = False

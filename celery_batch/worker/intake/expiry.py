@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,10 +19,8 @@ _USUAL = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-
 def time_of(value: Any) -> Any:
     """Return the time in a header, as Celery's `maybe_iso8601` does."""
     if type(value) is str and _USUAL.fullmatch(value):
-        try:
+        with suppress(ValueError):  # else Celery's own function raises its error
             return datetime.fromisoformat(value)
-        except ValueError:
-            return maybe_iso8601(value)  # which raises its own error
     return maybe_iso8601(value)
 
 

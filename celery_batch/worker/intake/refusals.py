@@ -65,12 +65,7 @@ def log_refusal(raw: bytes, reason: str, about: Mapping[str, str]) -> None:
 
 
 def fields_at_end(raw: bytes) -> dict[str, Any]:
-    """
-    Return what names a message too large to decode: its properties and headers in one.
-
-    Kombu writes them after its body.  A body holds no such name as theirs outside of a text,
-    where its quotes are escaped.
-    """
+    """Return properties and headers of a message too large to decode: they follow its body."""
     tail = raw[-_TAIL:].decode(errors="replace")
     found = _HEADERS.search(tail)
     try:

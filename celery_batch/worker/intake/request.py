@@ -125,12 +125,8 @@ class BatchRequest(Request):  # type: ignore[misc]
 
     @contextmanager
     def acknowledging_last(self) -> Iterator[None]:
-        """
-        Let a handler acknowledge or reject only when it has ended without an error.
-
-        Celery's acknowledges a failure before it stores it: if the result
-        backend were away, the caller would wait for ever.
-        """
+        """Let a handler acknowledge or reject only when it has ended without an error."""
+        # Celery's acknowledges a failure before it stores it: the backend may be away.
         self._is_deferring = True
         try:
             yield
@@ -205,8 +201,7 @@ class BatchRequest(Request):  # type: ignore[misc]
         Compute its cost and its key, unless they are known.
 
         One without a cost counts as nothing, one without a key shares no batch: both fail where the
-        model would run.  No row counts for more than a whole batch, whatever it costs; one whose
-        cost needs what is stored beside its message counts for as much.
+        model would run.  No row counts for more than a whole batch.
         """
         is_usual = not (
             self.is_undecoded
@@ -232,16 +227,21 @@ class BatchRequest(Request):  # type: ignore[misc]
                     raise
                 self.batch_key = object()
 
+    @property
+    def _is_large(self) -> bool:
+        """Whether its body is too large to be decoded here."""
+        return len(self._message.body or b"") > _LARGEST_COUNTED
+
     def _own_cost(self, item_cost: ItemCost, args: Any, kwargs: Any, most: float) -> float:
         try:
             return item_cost.of_call(args, kwargs)
         except (BatchError, TypeError, ValueError):
-            return 0.0 if self.payload_key is None else most
+            return 0.0 if self.payload_key is None else most  # it needs what is stored beside
 
     def _compute_cost(self, item_cost: ItemCost, policy: BatchPolicy) -> None:
         """Compute the cost of a chunk, or of a request with a large body."""
         most = policy.max_batch_work
-        if len(self._message.body or b"") > _LARGEST_COUNTED:
+        if self._is_large:
             self.cost = most / (self.rows if policy.padded else 1)
         elif self._request_dict.get(ROWS):
             costs = [min(cost, most) for cost in self._costs_of_rows(item_cost)]
@@ -265,7 +265,7 @@ class BatchRequest(Request):  # type: ignore[misc]
 
     def compute_digest(self, row_digest: RowDigest) -> None:
         """Compute the digest of its arguments, unless it is a chunk or too large to decode here."""
-        if self._request_dict.get(ROWS) or len(self._message.body or b"") > _LARGEST_COUNTED:
+        if self._request_dict.get(ROWS) or self._is_large:
             return
         with suppress(TypeError):  # the arguments do not fit, and it fails where the model runs
             self.row_digest = row_digest.of_call(
@@ -274,7 +274,7 @@ class BatchRequest(Request):  # type: ignore[misc]
 
     def _rare_key(self, item_key: ItemKey) -> Hashable:
         """Return the key of a chunk, or of a request with a large body."""
-        if len(self._message.body or b"") > _LARGEST_COUNTED:
+        if self._is_large:
             return object()  # which is equal to no other
         if not self._request_dict.get(ROWS):
             return item_key.of_call(self.args, self.kwargs)
@@ -377,21 +377,12 @@ class BatchRequest(Request):  # type: ignore[misc]
         return self.id, retries if isinstance(retries, int) else 0
 
     def cancel(self, pool: Any, *args: Any, **options: Any) -> None:
-        """
-        Stop this request, for its message to be delivered again.
-
-        A thread cannot be stopped: there the request runs on, and is answered.
-        """
+        """Stop this request, for its message to be delivered again; on a thread it runs on."""
         if getattr(pool.terminate_job, "__func__", None) is not BasePool.terminate_job:
             super().cancel(_OncePerProcess(pool), *args, **options)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:  # noqa: ARG002 (Celery's signature)
-        """
-        Revoke this request at once, running or not.
-
-        Celery would kill the process, and with it every other request of the batch.
-        The model's answer to this one is dropped instead.
-        """
+        """Revoke this request at once; its process, which Celery would kill, runs others, too."""
         if not self._already_revoked:
             self._announce_revoked("terminated", True, signal, False)  # noqa: FBT003 (Celery's signature)
 

@@ -109,12 +109,8 @@ def check_blocking_pops(client: Any, read: Callable[[bytes], Any]) -> None:
 
 
 def accept_unreadable_properties() -> None:
-    """
-    Let py-amqp go on after properties that it cannot decode, in this process.
-
-    It would raise in the middle of its connection: for deeply nested tables, for names
-    that are no UTF-8.  The broker would deliver such a message again, to the next worker.
-    """
+    """Let py-amqp go on after properties that it cannot decode, such as names that are no UTF-8."""
+    # It would raise in the middle of its connection, and the next worker would get the message.
     for class_id, decode in serialization.PROPERTY_CLASSES.items():
         if not isinstance(decode, partial):
             serialization.PROPERTY_CLASSES[class_id] = partial(_properties, decode)

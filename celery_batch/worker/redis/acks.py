@@ -8,7 +8,7 @@ meanwhile is sent after it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from celery.concurrency.solo import TaskPool as SoloPool
@@ -43,13 +43,7 @@ class _Unread(NamedTuple):
 
 
 class RedisAcks(CollectedAcks):
-    """
-    Acknowledges and records messages of one connection.
-
-    Acknowledgements are late by less than a pass, so delivery stays at least once.  Those that
-    could not be sent on a lost connection are kept for the next one: the delivery tags are
-    the messages' own and stay valid.
-    """
+    """Acknowledges and records messages of one connection; the next one sends what is left."""
 
     fetches_per_task = True
 
@@ -100,11 +94,7 @@ class RedisAcks(CollectedAcks):
             self.flush()  # the model blocks the event loop
 
     def give_back(self, task_requests: Sequence[Any]) -> None:
-        """
-        Put the messages of requests, none of which has run, back to the front of their queues.
-
-        The requests are unchanged if it raises a RedisError.
-        """
+        """Put the messages of requests that have not run back to the front of their queues."""
         tags = [request.message.delivery_tag for request in task_requests]
         flags = dict.fromkeys(reversed(tags), "0")  # the last one that is put back is the first
         self._lease.restorer.restore(flags, self._lease.keys.owner)
@@ -139,15 +129,6 @@ class RedisAcks(CollectedAcks):
         self._unless_sending(self._read_reply)
         if self._has_more:
             self._flush_soon()
-
-    def _unless_sending(self, work: Callable[[], object]) -> None:
-        with self._lock:
-            if not self._is_sending:  # else in a signal handler, whose thread goes on with that
-                self._is_sending = True
-                try:
-                    work()
-                finally:
-                    self._is_sending = False
 
     @property
     def _has_more(self) -> bool:
