@@ -304,11 +304,8 @@ def attach_steps(consumer: Any) -> None:
     Attach our steps to the consumer of a worker that started before the first batch task existed.
 
     Celery reads an app's steps when it makes a worker, and a batch task adds ours when it is
-    bound.  If the first one is bound later, in a test beside a running worker or in a module
-    that a running worker imports, its first message attaches what can be attached then.  The
-    next connection has everything.
-
-    Called on the thread that reads messages, which owns what it changes.
+    bound.  Called with the first message, on the thread that reads messages.  The next connection
+    has everything.
     """
     worker = consumer.controller
     logger.info("The first batch task was defined after this worker's start: it is served now")

@@ -130,8 +130,7 @@ class BulkPath:
         """
         Return whether this Redis runs what fetching needs beside the lease.
 
-        BLMOVE waits for messages.  A script that may not run RPOP or ZCARD would find none, or
-        fail when it has taken some; one without LINDEX cannot tell whose message is the next.
+        A script that may not run RPOP or ZCARD would find no messages, or fail with some.
         """
         client, key = lease.client, lease.keys.alive
         commands: dict[str, Callable[[], Any]] = {

@@ -156,7 +156,8 @@ class RuntimeConfig:
         if not self._tasks:
             return
         before, now = adjust_prefetch(consumer, self._scheduler.policy)
-        if now > before and not has_global_qos(consumer) and _is_amqp(consumer):
+        is_amqp = consumer.connection.transport.driver_type == "amqp"
+        if now > before and is_amqp and not has_global_qos(consumer):
             notes.append(
                 f"queues of this kind keep their prefetch while they are consumed: the worker"
                 f" holds {before} messages at most until it connects again"
@@ -187,7 +188,3 @@ def _linger_notes(policy: Any) -> list[str]:
     if policy.linger > policy.max_wait:
         return [f"linger: {policy.linger:g} is set, but no request waits longer than max_wait"]
     return []
-
-
-def _is_amqp(consumer: Any) -> bool:
-    return bool(consumer.connection.transport.driver_type == "amqp")

@@ -17,7 +17,6 @@ from typing import Any
 from uuid import uuid4
 
 from redis import Redis
-from redis.exceptions import RedisError
 
 from celery_batch.broker_depth import served_key
 from celery_batch.worker.redis.owner import boottime, own_pool
@@ -106,12 +105,10 @@ class ServedTasksEntry:
             with self._lock:
                 if self._client is not None:
                     self._write(self._client, keys)
-        except (RedisError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 (no error may end the thread)
             if not self._is_failing:
                 logger.warning("Could not publish the served tasks: %s", error)
             self._is_failing = True
-        except Exception:
-            logger.exception("Could not publish the served tasks")
         else:
             self._is_failing = False
 

@@ -136,7 +136,7 @@ class BatchJob:
         """
         if self.has_ended:
             raise TaskRevokedError(self.id)
-        self._scheduler.before_submit()
+        self._scheduler.running_messages.drop_taken_over()  # which calls `drop`
         self._keep([not _is_revoked(request) for request in self.requests])
         if not self.requests:
             self._end(FollowUp())

@@ -79,24 +79,18 @@ class HealthState:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return f"process {self.pid} has ended"
-        except PermissionError:  # another user's process, so it exists
-            return ""
+        except PermissionError:
+            pass  # another user's process, so it exists
         return ""
 
 
 class HealthReport:
-    """
-    Reports a worker's state to a file and to systemd.
-
-    Args:
-        file: The file, or None.
-        notify: systemd's socket, from its variable ``NOTIFY_SOCKET``, or empty.
-        watchdog: Microseconds of silence after which systemd kills the worker; 0 if it does not.
-    """
+    """Reports a worker's state to a file and to the socket of systemd, as far as there are any."""
 
     def __init__(self, file: Path | None, notify: str = "", watchdog: int = 0) -> None:
         self._file = file
         self._notify = f"\0{notify[1:]}" if notify.startswith("@") else notify
+        #: Microseconds of silence after which systemd kills the worker; 0 if it does not.
         self._watchdog = watchdog
         self._state = ""
         self._has_failed = False

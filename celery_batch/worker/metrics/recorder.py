@@ -1,8 +1,7 @@
 """
 Records and logs the outcome of each batch.
 
-The main process does so when a batch has ended, as it knows of each batch on any pool.  An
-error here does not affect the batch.
+The main process does so when a batch has ended, as it knows of each batch on any pool.
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ __all__ = ["BatchRecorder"]
 
 #: One line for each batch, at INFO; one for each of its requests, at DEBUG.
 logger = logging.getLogger("celery_batch.batches")
-
-_own_logger = logging.getLogger(__name__)
 
 _is_done = attrgetter("is_done")
 
@@ -123,7 +120,7 @@ class BatchRecorder:
 
     def __init__(self) -> None:
         self._meter = Meter(time.monotonic())
-        self._has_begun = self._has_failed = False
+        self._has_begun = False
         #: Pools may report the end of a batch on threads, and in a signal handler.
         self._lock = threading.RLock()
 
@@ -147,14 +144,15 @@ class BatchRecorder:
 
     def ended(self, job: BatchJob, follow_up: FollowUp) -> None:
         """Record a batch that has ended."""
-        if job.accepted:
-            try:
-                self._add(job, follow_up)
-            except Exception:
-                # Once: the error is probably the same for all batches.
-                level = logging.DEBUG if self._has_failed else logging.ERROR
-                self._has_failed = True
-                _own_logger.log(level, "Could not record a batch", exc_info=True)
+        if not job.accepted:
+            return
+        report = _report(job, follow_up)
+        with self._lock:
+            self._meter.add(report)
+        if logger.isEnabledFor(logging.INFO):
+            logger.info("%s", report, extra={"batch": report.facts()})
+            if logger.isEnabledFor(logging.DEBUG):
+                _log_each(job, follow_up, report)
 
     def failed_waiting(self, request: Any) -> None:
         """Record a request that failed in its task queue, by its time limit."""
@@ -168,15 +166,6 @@ class BatchRecorder:
                 self._meter.add_outcome(
                     sender.name, RequestEnd.EXPIRED if expired else RequestEnd.REVOKED
                 )
-
-    def _add(self, job: BatchJob, follow_up: FollowUp) -> None:
-        report = _report(job, follow_up)
-        with self._lock:
-            self._meter.add(report)
-        if logger.isEnabledFor(logging.INFO):
-            logger.info("%s", report, extra={"batch": report.facts()})
-            if logger.isEnabledFor(logging.DEBUG):
-                _log_each(job, follow_up, report)
 
 
 def _log_each(job: BatchJob, follow_up: FollowUp, report: BatchReport) -> None:

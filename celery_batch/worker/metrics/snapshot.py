@@ -6,8 +6,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from celery.concurrency.prefork import TaskPool as PreforkPool
-
 from celery_batch.config import Settings
 from celery_batch.formatting import figure
 from celery_batch.runtime.devices import discover
@@ -61,8 +59,7 @@ def stats_of(consumer: Any) -> dict[str, Any]:
 def _devices(consumer: Any, processes: int) -> list[str]:
     """Return the devices of the models, as `devices.pin` assigns them to processes."""
     names = Settings.of(consumer.app).devices or discover()
-    count = processes if isinstance(consumer.pool, PreforkPool) else 1
-    return list(dict.fromkeys(names[index % len(names)] for index in range(count)))
+    return list(dict.fromkeys(names[index % len(names)] for index in range(processes)))
 
 
 def in_words(stats: Mapping[str, Any]) -> dict[str, str]:

@@ -80,15 +80,10 @@ class QueueLists:
 
     def wanted(self, credit: int, most: int) -> tuple[list[str], list[str], int, str]:
         """
-        Return the lists to read, and how many messages.
+        Return the lists to read, the queue of each, and how many messages in all can be used.
 
-        Args:
-            credit: What is left of the prefetch.
-            most: Most messages from all lists.
-
-        Returns:
-            The lists in order, the queue of each, how many messages can be used, and how many
-            at most from each of the first lists, separated by spaces.
+        Last comes how many at most are for each of the first lists, separated by spaces.  `credit`
+        is what is left of the prefetch.
         """
         steps, queues = self._channel.priority_steps, self._pop.queues()
         usable = {queue: self._usable(queue, steps, credit) for queue in queues}

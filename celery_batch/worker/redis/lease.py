@@ -55,12 +55,7 @@ _REFRESH_EVERY = 5.0
 
 
 class Lease:
-    """
-    One connection's lease on its messages.
-
-    They stay this worker's for so many seconds without a renewal.  `on_doubt` is called on the
-    lease's thread when other workers may have taken them.
-    """
+    """One connection's lease: its messages stay its own for so many seconds without a renewal."""
 
     def __init__(
         self, channel: Any, node: str, seconds: float, on_doubt: Callable[[], object]
@@ -78,6 +73,7 @@ class Lease:
         #: Whether other workers may have taken our messages, which has not been checked yet.
         self.in_doubt = False
         self._seconds = seconds
+        #: Called on the lease's thread when other workers may have taken our messages.
         self._on_doubt = on_doubt
         self._refresh_every = min(channel.visibility_timeout / 4, _REFRESH_EVERY)
         self._interval = min(1.0, seconds / 5, self._refresh_every)
@@ -170,14 +166,9 @@ class Lease:
 
     def _renew_once(self, cursor: str = "", dead_sweeper: str = "") -> tuple[bool, str, str]:
         """
-        Renew the lease.
+        Renew the lease; return whether it had expired, the machine's sweeper, and the next cursor.
 
-        Args:
-            cursor: Where to go on refreshing messages; "" to refresh none.
-            dead_sweeper: Take this sweeper's place; "" for none.
-
-        Returns:
-            Whether the lease had expired, the machine's sweeper, and the next cursor.
+        The cursor says where to go on refreshing messages, "" to refresh none.
         """
         keys = self.keys
         expired, sweeper, next_cursor = self._renew_lease(

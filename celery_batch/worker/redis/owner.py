@@ -46,12 +46,7 @@ class Keys:
 
 @cache
 def machine() -> str:
-    """
-    Return an id of this machine and its process ids, or "" if it is unknown.
-
-    Containers on one machine share its boot id but not its process ids, so the
-    namespace of the process ids is part of it.
-    """
+    """Return an id of this machine and its namespace of process ids, or "" if it is unknown."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{(_PROC / 'self/ns/pid').readlink()}"
@@ -107,7 +102,7 @@ def _is_hidden(pid: int) -> bool:
 
 def boottime() -> float:
     """Return the seconds of a monotonic clock that also runs while this machine is suspended."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def own_pool(channel: Any, timeout: float) -> ConnectionPool:

@@ -51,13 +51,13 @@ class Restorer:
         forget_owner: bool = False,
     ) -> int:
         """
-        Put messages back; return how many were there.
+        Put messages back, unless ``restore.lua`` finds them elsewhere; return how many were there.
 
         Args:
             flags: Delivery tag to "1" if a loss is to be counted, else "0".
-            owner: The owner that must hold them; "" for messages of stock workers.
+            owner: Which must hold them; "" for messages of stock workers.
             alive: The value that the owner's `alive` must have, "" for none; "*" for any.
-            latest: A message must not have been refreshed since, in Redis' time; "" for any.
+            latest: No message must have been refreshed since, in Redis' time; "" for any.
             command: RPUSH for the front of the queue, LPUSH for its end.
             forget_owner: Remove the owner once it holds nothing more.
         """

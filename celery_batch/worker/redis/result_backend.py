@@ -134,11 +134,7 @@ class BulkResultWriter:
 
     @contextmanager
     def storing_each(self) -> Iterator[None]:
-        """
-        Store each result of this thread at once in this block, but in one round trip.
-
-        Celery's own way takes three, of which it retries only one where the connection is lost.
-        """
+        """Store each result of this thread at once in this block, in one round trip, not three."""
         thread = self._thread
         before, thread.stores_each = thread.stores_each, self.stores_in_bulk
         try:
@@ -183,18 +179,7 @@ class BulkResultWriter:
     def add(
         self, meta: dict[str, Any], channel: str, encode: _Encode, *, reads_payloads: bool = False
     ) -> None:
-        """
-        Collect one result, unless the task has succeeded before.
-
-        Args:
-            meta: As Celery's backend makes it.
-            channel: The reply channel to notify; empty for none.
-            encode: The backend's, or an equivalent one.
-            reads_payloads: Whether the caller reads what is stored beside a result.
-
-        Raises:
-            BackendStoreError: The result is larger than Redis stores.
-        """
+        """Collect a result of Celery's backend, unless the task has succeeded before."""
         entries = self._thread.entries
         channel = channel if self._notifies else ""
         entry = self._entry(meta, channel, encode, reads_payloads=reads_payloads)
@@ -207,13 +192,7 @@ class BulkResultWriter:
         self._thread.facts = facts
 
     def announce(self) -> None:
-        """
-        Store what has been collected, if that is possible at once.
-
-        A start that cannot be stored is dropped, as it is soon outdated.  Other states are kept
-        for the end of the block: some items end before the model is called, and their callers
-        wait.
-        """
+        """Store what has been collected, if that is possible at once; else all but starts later."""
         self._notify_collected()
         entries = self._take()
         try:
@@ -274,7 +253,7 @@ def _reply_channel(task_id: str, state: str, request: Any) -> str:
     """Return the channel on which a client is notified of a start or an end; empty for none."""
     if state not in _NOTIFIED:
         return ""
-    if request is None:
+    if request is None:  # as by remote control: only the id is known
         held = requests.get(task_id)
         channel = held.request_dict.get(REPLY_HEADER) if held is not None else None
     else:

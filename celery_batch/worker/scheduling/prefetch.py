@@ -83,12 +83,7 @@ def warn_about_limits(worker: Any, per_process: int) -> None:
 
 
 def override_disabled_prefetch(consumer: Any, policy: Callable[[Any], BatchPolicy]) -> None:
-    """
-    Fetch whole batches where ``--disable-prefetch`` would fetch one task per process.
-
-    Celery then stops reading as soon as it holds one request per pool process.
-    Requests that wait for a batch are held, so every batch would have one request.
-    """
+    """Fetch whole batches where ``--disable-prefetch`` would fetch one task per process."""
     conf = consumer.app.conf
     is_disabled = conf.get("worker_disable_prefetch")  # a setting since 5.6
     if not is_disabled or consumer.connection.transport.driver_type != "redis":
@@ -117,12 +112,7 @@ def override_disabled_prefetch(consumer: Any, policy: Callable[[Any], BatchPolic
 
 
 def limit_to_capacity(consumer: Any, limits: FetchLimits) -> None:
-    """
-    Leave messages in the broker while some task has all it can use; on Redis only.
-
-    The prefetch is wide enough for all batch tasks of the worker at once; without
-    this, one busy task would fill it.
-    """
+    """Leave messages in the broker while some task has all it can use; on Redis only."""
     if consumer.connection.transport.driver_type != "redis":
         return
     qos = consumer.task_consumer.channel.qos
@@ -152,13 +142,8 @@ class FetchLimits:
         """
         Return how many more messages of each urgency can run, be ready or wait for a batch.
 
-        The task of the next message is unknown, so the fullest task queue sets the limit: what
-        it cannot use stays in the broker for other workers.
-
-        Args:
-            tasks: Those that the broker queue may bring.
-            urgencies: Of the messages.
-            ahead: Messages beyond the next batches that the broker queue has for this worker.
+        The task of the next message is unknown, so the fullest task queue sets the limit.  `ahead`
+        is how many messages beyond the next batches the broker queue has for this worker.
         """
         task_queues = self._queues_of(tasks)
         most_urgent = min(urgencies)

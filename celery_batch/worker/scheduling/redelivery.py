@@ -78,9 +78,8 @@ def is_suspect(request: Any, consumer: Any) -> bool:
     """
     Return whether a request may have killed the worker that had it before.
 
-    On Redis that is counted in the message, wherever it was held.  Elsewhere a
-    worker with pool processes outlives them, and knows which requests they ran; if the whole
-    worker went down, one item is hardly the reason, unless it happens again and again.
+    On Redis that is counted in the message.  Elsewhere a worker outlives its pool processes, and
+    knows what they ran; if it went down itself, one item is no reason, unless it happens again.
     """
     if not request.is_redelivered or consumer.connection.transport.driver_type == "redis":
         return False

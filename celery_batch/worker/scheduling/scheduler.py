@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from celery.worker import state
 from celery.worker.state import task_ready
@@ -48,17 +48,6 @@ _READ_TIME = 0.001
 _READ_TIMEOUT = 1.0
 
 
-class Fetch(Protocol):
-    """Fetches messages from a broker that does not send them by itself."""
-
-    def refresh(self) -> None:
-        """Fetch at once."""
-
-    @property
-    def is_refreshing(self) -> bool:
-        """Whether the messages of a fetch are on their way."""
-
-
 class Scheduler:
     """The task queues of one consumer, which share the slots of its pool."""
 
@@ -83,8 +72,8 @@ class Scheduler:
         #: Whether messages are read one at a time.  Where batches run between them, all would be
         #: of one request if the first of a burst did not wait for the next.
         self.reads_singly = True
-        #: Fetches messages where many are read at once from a broker that is asked for them.
-        self.fetch: Fetch | None = None
+        #: The `BulkFetch` of the present connection, if it has one.
+        self.fetch: Any = None
         self._read_until = 0.0
 
     def add(self, task_queue: TaskQueue, request: Any) -> None:
@@ -132,7 +121,7 @@ class Scheduler:
         """Submit every batch that may leave now; set the timer for the next one."""
         self.running_messages.drop_taken_over()
         while self.is_open and not state.should_terminate:
-            waiting = self._with_requests()
+            waiting = [task_queue for task_queue in self if not task_queue.is_empty]
             self._fail_past_deadline(waiting)
             delays = [task_queue.next_deadline for task_queue in waiting]
             is_contested = any(task_queue.is_full for task_queue in waiting)
@@ -172,9 +161,6 @@ class Scheduler:
                 self.recorder.failed_waiting(request)
                 self._completion.notify(deadline_passed(request))
 
-    def _with_requests(self) -> list[TaskQueue]:
-        return [each for each in self if not each.is_empty]
-
     def _seconds_until_ready(self) -> float:
         """Return in how many seconds a batch is to be made ready behind a running one."""
         slots = self.slots
@@ -191,11 +177,8 @@ class Scheduler:
         """
         Return the next batch of a task as a job that has a slot, or how long to wait for it.
 
-        Args:
-            task_queue: The queue of the task.
-            ready_in: Seconds until a batch is to be made ready behind a running one.
-            is_contested: Some task has a full batch.  A place behind a running batch is then as
-                good as a free slot: if this task lingered, the others would always get it.
+        The place behind a running batch is contested while some task has a full batch: it is then
+        as good as a free slot, for if this task lingered, the others would always get it.
         """
         slots = self.slots
         with slots.lock:
@@ -239,10 +222,6 @@ class Scheduler:
             if late > task_queue.policy.linger_seconds:
                 task_queue.restart_linger()
         self.dispatch()
-
-    def before_submit(self) -> None:
-        """Drop what other workers have taken from a batch that waited for its process."""
-        self.running_messages.drop_taken_over()
 
     def on_start(self, job: BatchJob) -> None:
         """A pool process has accepted a job."""
@@ -290,11 +269,11 @@ class Scheduler:
         """Note what a batch has taken, and what became of its requests."""
         task_queue = self.task_queue(job.task)
         with _errors_logged(job):
-            self.recorder.ended(job, follow_up)
             if job.answer is not None:
                 task_queue.note_answer(job.answer, job.batches)
             may_be_unread = self.slots.run_inline and self.reads_singly
             task_queue.batch_ended(job, may_be_unread=may_be_unread)
+            self.recorder.ended(job, follow_up)
 
     def _enqueue_again(self, request: Any) -> bool:
         """Queue a request that has left its task queue before; return whether it can run again."""

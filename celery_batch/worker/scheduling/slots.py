@@ -92,12 +92,7 @@ class Slots:
         return {pid: began for began, pid in sorted(known, reverse=True)}
 
     def replace_process(self, pid: int | None, why: str) -> None:
-        """
-        End a process that cannot use its device any more; the pool starts another one.
-
-        A worker that runs models in its main process stops, for its supervisor to
-        restart it; what it holds goes back to the broker.
-        """
+        """End a process that cannot use its device any more, or this worker if it is its own."""
         if pid == os.getpid():
             logger.critical("This worker cannot use its device any more and stops: %s", why)
             state.should_stop = os.EX_SOFTWARE

@@ -59,8 +59,7 @@ class TaskQueue:
     """
     The requests of one batch task that wait for a slot in this worker.
 
-    While the task is paused, new requests are set aside.  Requests that must run again, because
-    their batch broke, still run.
+    While the task is paused, new requests are set aside; those of a batch that broke still run.
     """
 
     #: The bytes of a usual body, as of late, and how many come before the next that is measured;
@@ -235,15 +234,9 @@ class TaskQueue:
         self, seconds: float, number: int | None
     ) -> tuple[list[tuple[float, float, int]], int]:
         """
-        Record what arrives for so many seconds from now on.
+        Record what arrives for so many seconds from now on; None starts a new recording.
 
-        Args:
-            seconds: For how long.
-            number: The first arrival that the reader does not have; None starts a new recording.
-
-        Returns:
-            Of each arrival from this number on its time, on the monotonic clock, its cost and its
-            rows, of the last 50,000 at most; and the number of the next.
+        Return time, cost and rows of each arrival from this number on, and the next number.
         """
         if number is None or self._arrivals is None:
             self._arrivals = _ArrivalRecorder(number or 0)
@@ -292,13 +285,7 @@ class TaskQueue:
         Return how many more requests of one urgency this task can use.
 
         Work is counted, since a chunk has many rows.  But as many requests as there are places
-        for batches are of use, whatever their size.
-
-        Args:
-            batches: How many batches can run, be ready or be formed.
-            jobs: The jobs of this task that have not ended.
-            urgency: Requests that these would overtake are not counted against them.
-            ahead: How many more may be read for batches to be chosen from.
+        for batches are of use, whatever their size; and `ahead`, for batches to be chosen from.
         """
         policy = self._policy
         with self._lock:
