@@ -9,9 +9,12 @@ from enum import StrEnum
 from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["Batch", "LimitReason", "Plan", "Reason", "Request", "SizeLimit"]
+__all__ = ["LEAST_URGENT", "Batch", "LimitReason", "Plan", "Reason", "Request", "SizeLimit"]
 
 T = TypeVar("T")
+
+#: Every request goes before one of this urgency.
+LEAST_URGENT = 1 << 31
 
 
 class Request(NamedTuple, Generic[T]):  # a frozen dataclass costs three times as much to make

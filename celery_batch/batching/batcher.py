@@ -30,12 +30,9 @@ from celery_batch.batching.cost_queue import CostQueue
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.priority_queue import PriorityQueue
 
-__all__ = ["ALL", "Batcher", "Done", "Wait"]
+__all__ = ["Batcher", "Done", "Wait"]
 
 T = TypeVar("T")
-
-#: Every request goes before one of this urgency.
-ALL = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,16 @@ from dataclasses import replace
 from math import ceil, inf
 from typing import Any, Generic, TypeVar
 
-from celery_batch.batching.batch import Batch, LimitReason, Plan, Reason, Request, SizeLimit
-from celery_batch.batching.batcher import ALL, Done, Wait
+from celery_batch.batching.batch import (
+    LEAST_URGENT,
+    Batch,
+    LimitReason,
+    Plan,
+    Reason,
+    Request,
+    SizeLimit,
+)
+from celery_batch.batching.batcher import Done, Wait
 from celery_batch.batching.cost import Load
 from celery_batch.batching.keyed_batcher import AnyBatcher
 from celery_batch.batching.latency_model import LatencyModel
@@ -202,7 +210,7 @@ class TargetedQueue(Generic[T]):
         is_known = self.configured.target_latency is not None and self.model.is_known
         if not (is_known and running and len(self._batcher)):
             return Wait(None)
-        if 2 * self._batcher.work_before(ALL) < min(plan.work for plan in running):
+        if 2 * self._batcher.work_before(LEAST_URGENT) < min(plan.work for plan in running):
             return Wait(None)  # the callers of a large batch may call again, and belong into it
         # Of those that are ready already, each takes the place of a running one.
         lefts = sorted(plan.seconds_left(now) for plan in running)

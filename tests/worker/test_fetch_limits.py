@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from celery_batch.worker.scheduling.task_queue import LEAST_URGENT
+from celery_batch.batching.batch import LEAST_URGENT
 from tests.worker.doubles import Call, Pool, Worker
 
 

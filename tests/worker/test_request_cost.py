@@ -12,10 +12,11 @@ from celery.concurrency.base import BasePool
 from celery.worker.request import create_request_cls
 
 from celery_batch import BatchTask, ConfigurationError
+from celery_batch.batching.batch import LEAST_URGENT
 from celery_batch.config import policy_of
 from celery_batch.protocol import ROWS
 from celery_batch.worker.intake.request import BatchRequest
-from celery_batch.worker.scheduling.task_queue import LEAST_URGENT, TaskQueue
+from celery_batch.worker.scheduling.task_queue import TaskQueue
 from tests.worker.test_request import Message
 
 

@@ -12,14 +12,14 @@ from celery.concurrency.base import BasePool
 from celery.worker.request import create_request_cls
 
 from celery_batch import BatchTask
-from celery_batch.batching.batch import Batch
+from celery_batch.batching.batch import LEAST_URGENT, Batch
 from celery_batch.protocol import ROWS
 from celery_batch.telemetry.meter import Tally
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.intake.request import BatchRequest
 from celery_batch.worker.scheduling.prefetch import messages_per_process
 from celery_batch.worker.scheduling.queue_report import queue_report
-from celery_batch.worker.scheduling.task_queue import LEAST_URGENT, TaskQueue
+from celery_batch.worker.scheduling.task_queue import TaskQueue
 from tests.worker.test_request import Message
 
 

@@ -10,11 +10,11 @@ from celery import Celery
 from celery.exceptions import WorkerShutdown
 
 from celery_batch import BatchTask
-from celery_batch.batching.batch import Batch
+from celery_batch.batching.batch import LEAST_URGENT, Batch
 from celery_batch.telemetry.meter import Tally
 from celery_batch.worker.scheduling.prefetch import messages_per_process
 from celery_batch.worker.scheduling.queue_report import queue_report
-from celery_batch.worker.scheduling.task_queue import KEY_WINDOW, LEAST_URGENT, TaskQueue
+from celery_batch.worker.scheduling.task_queue import KEY_WINDOW, TaskQueue
 from tests.worker.test_request_cost import request
 
 

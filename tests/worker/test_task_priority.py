@@ -10,11 +10,12 @@ from typing import Any, cast
 import pytest
 from celery import Celery
 
+from celery_batch.batching.batch import LEAST_URGENT
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.telemetry.report import Work
 from celery_batch.worker.dispatch.follow_up import BatchEnd
 from celery_batch.worker.scheduling.priority import TaskPriority
-from celery_batch.worker.scheduling.task_queue import LEAST_URGENT, TaskQueue
+from celery_batch.worker.scheduling.task_queue import TaskQueue
 
 _TASK = SimpleNamespace(name="task")
 

@@ -10,12 +10,13 @@ from typing import Any
 
 from celery.worker.state import reserved_requests
 
+from celery_batch.batching.batch import LEAST_URGENT
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.broker_depth import driver_of
 from celery_batch.config import policy_of, usual_messages
 from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.scheduling.slots import Slots
-from celery_batch.worker.scheduling.task_queue import KEY_WINDOW, LEAST_URGENT, TaskQueue
+from celery_batch.worker.scheduling.task_queue import KEY_WINDOW, TaskQueue
 
 __all__ = [
     "FetchLimits",

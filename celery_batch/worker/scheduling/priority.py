@@ -25,9 +25,10 @@ from collections.abc import Collection, Iterable
 from heapq import heapify, heapreplace
 from operator import add
 
+from celery_batch.batching.batch import LEAST_URGENT
 from celery_batch.batching.fair_share import FairShare
 from celery_batch.worker.dispatch.batch_job import BatchJob
-from celery_batch.worker.scheduling.task_queue import LEAST_URGENT, TaskQueue
+from celery_batch.worker.scheduling.task_queue import TaskQueue
 
 __all__ = ["TaskPriority", "is_shared"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from celery.worker.state import revoked, task_ready
 
-from celery_batch.batching.batch import Batch, Request
+from celery_batch.batching.batch import LEAST_URGENT, Batch, Request
 from celery_batch.batching.batcher import Batcher, Done, Wait
 from celery_batch.batching.cost import CallCost
 from celery_batch.batching.duplicates import Duplicates
@@ -29,10 +29,7 @@ from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import BatchEnd
 from celery_batch.worker.scheduling.target import CallTimes, TargetTracker, is_exempt, sent_at
 
-__all__ = ["KEY_WINDOW", "LEAST_URGENT", "TaskQueue"]
-
-#: The urgency of a queue without requests: every request goes before it.
-LEAST_URGENT = 1 << 31
+__all__ = ["KEY_WINDOW", "TaskQueue"]
 
 _NEVER = float("inf")
 
