@@ -30,7 +30,7 @@ from celery_batch.batching.cost_queue import CostQueue
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.priority_queue import PriorityQueue
 
-__all__ = ["Batcher", "Done", "Wait"]
+__all__ = ["Batcher", "Wait"]
 
 T = TypeVar("T")
 
@@ -40,11 +40,6 @@ class Wait:
     """No batch yet: ask again in so many seconds; None if only an event changes the answer."""
 
     seconds: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Drained and empty: there will be no more batches."""
 
 
 class Batcher(Generic[T]):
@@ -175,7 +170,7 @@ class Batcher(Generic[T]):
 
     def next(
         self, now: float, *, full_only: bool = False, earns_share: bool = True
-    ) -> Batch[T] | Wait | Done:
+    ) -> Batch[T] | Wait:
         """
         Decide what a slot does now.
 
@@ -187,7 +182,7 @@ class Batcher(Generic[T]):
                 an overtaken batch is ready that earns it in their place.
 
         Returns:
-            A batch to run, how long to wait before asking again, or `Done`.
+            A batch to run, or how long to wait before asking again.
         """
         if self._suspects:
             suspect = self._suspects.popleft()
@@ -195,9 +190,7 @@ class Batcher(Generic[T]):
         # Behind a running batch it costs nothing to wait for those that pad less.
         if self.has_whole_batch if full_only else self.is_full:
             return self._take(Reason.FULL, earns_share=earns_share)
-        if not self._waiting:
-            return Done() if self._draining else Wait(None)
-        if full_only:
+        if full_only or not self._waiting:
             return Wait(None)
         reason = self._reason(now)
         if reason is None:

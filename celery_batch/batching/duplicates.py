@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from celery_batch.batching.batch import Batch, Request
-from celery_batch.batching.batcher import Done, Wait
+from celery_batch.batching.batcher import Wait
 from celery_batch.batching.keyed_batcher import AnyBatcher
 from celery_batch.batching.latency_target import TargetedQueue
 
@@ -74,7 +74,7 @@ class Duplicates(Generic[T]):
 
     def next(
         self, now: float, *, full_only: bool = False, earns_share: bool = True
-    ) -> Batch[T] | Wait | Done:
+    ) -> Batch[T] | Wait:
         """Decide what a slot does now, as `Batcher.next` does."""
         decision = self._queue.next(now, full_only=full_only, earns_share=earns_share)
         if not isinstance(decision, Batch):

@@ -31,7 +31,7 @@ from operator import attrgetter
 from typing import Generic, TypeVar
 
 from celery_batch.batching.batch import Batch, Reason, Request
-from celery_batch.batching.batcher import Batcher, Done, Wait
+from celery_batch.batching.batcher import Batcher, Wait
 from celery_batch.batching.cost import CallCost
 from celery_batch.batching.policy import BatchPolicy
 
@@ -375,12 +375,12 @@ class KeyedBatcher(Generic[T]):
 
     def next(
         self, now: float, *, full_only: bool = False, earns_share: bool = True
-    ) -> Batch[T] | Wait | Done:
+    ) -> Batch[T] | Wait:
         """Decide what a slot does now, as `Batcher.next`."""
         if len(self._suspects):
             return self._suspects.next(now)
         if not self._keys:
-            return Done() if self._draining else Wait(None)
+            return Wait(None)
         due = self._find_due(now)
         if full_only and not self._whole_keys and self._ready_keys < _MANY_READY:
             return Wait(None)

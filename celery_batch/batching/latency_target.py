@@ -33,7 +33,7 @@ from celery_batch.batching.batch import (
     Request,
     SizeLimit,
 )
-from celery_batch.batching.batcher import Done, Wait
+from celery_batch.batching.batcher import Wait
 from celery_batch.batching.cost import Load
 from celery_batch.batching.keyed_batcher import AnyBatcher
 from celery_batch.batching.latency_model import LatencyModel
@@ -98,7 +98,7 @@ class TargetedQueue(Generic[T]):
 
     def next(
         self, now: float, *, full_only: bool = False, earns_share: bool = True
-    ) -> Batch[T] | Wait | Done:
+    ) -> Batch[T] | Wait:
         """Decide what a slot does now; see `Batcher.next`."""
         self._choose_policy(now)
         decision = self._batcher.next(now, full_only=full_only, earns_share=earns_share)

@@ -29,7 +29,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from celery_batch.batching.batch import Batch, Request
-from celery_batch.batching.batcher import Batcher, Done, Wait
+from celery_batch.batching.batcher import Batcher
 from celery_batch.batching.cost import CallCost
 from celery_batch.batching.keyed_batcher import AnyBatcher, KeyedBatcher
 from celery_batch.batching.latency_model import LatencyModel
@@ -157,9 +157,9 @@ class RequestQueue:
                         if taken := self._start(slot, found):
                             return taken
                         continue
-                    if isinstance(found, Done) and self._close_when_through():
+                    if self._close_when_through():
                         break
-                    seconds = found.seconds if isinstance(found, Wait) else None
+                    seconds = found.seconds
                 self._sleepers.append(slot)
                 self._sleep(slot, seconds)
                 self._sleepers.remove(slot)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_batch.batching.batch import Batch, Reason, Request
-from celery_batch.batching.batcher import Batcher, Done, Wait
+from celery_batch.batching.batcher import Batcher, Wait
 from celery_batch.batching.policy import BatchPolicy
 
 
@@ -21,7 +21,7 @@ def add(batcher: Batcher[str], items: str, *, at: float) -> None:
         batcher.add(Request(item, arrived=at))
 
 
-def what_left(decision: Batch[str] | Wait | Done) -> tuple[str, Reason]:
+def what_left(decision: Batch[str] | Wait) -> tuple[str, Reason]:
     """Return a batch's items as one word, and its reason."""
     assert isinstance(decision, Batch)
     return "".join(decision.items), decision.reason
@@ -267,8 +267,8 @@ def test_draining_empties_the_queue(batcher: Batcher[str]):
 
     assert ("abc", Reason.FULL) == what_left(batcher.next(now=0.0))
     assert ("d", Reason.DRAINED) == what_left(batcher.next(now=0.0))
-    assert Done() == batcher.next(now=0.0)
-    assert Done() == batcher.next(now=0.0, full_only=True)
+    assert Wait(None) == batcher.next(now=0.0)
+    assert Wait(None) == batcher.next(now=0.0, full_only=True)
 
 
 def test_draining_waits_for_a_free_slot(batcher: Batcher[str]):

@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from celery_batch.batching.batch import Batch, Reason, Request
-from celery_batch.batching.batcher import Batcher, Done, Wait
+from celery_batch.batching.batcher import Batcher, Wait
 from celery_batch.batching.keyed_batcher import KeyedBatcher
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.testing import ManualClock
@@ -192,7 +192,7 @@ class Worker:
             self.finish(1)
 
         assert next(self.names) == self.left
-        assert Done() == self.batcher.next(self.clock())
+        assert Wait(None) == self.batcher.next(self.clock())
 
     def ask(self) -> None:
         """Ask for every slot with room, until there is no batch to run now."""
@@ -206,11 +206,10 @@ class Worker:
             self.check_batch(decision, full_only=full_only)
             self.in_flight += 1
 
-    def check_wait(self, decision: Wait | Done, *, full_only: bool) -> None:
+    def check_wait(self, decision: Wait, *, full_only: bool) -> None:
         """Without a batch, the batcher says when to ask again, and asking changes nothing."""
         assert decision == self.batcher.next(self.clock(), full_only=full_only)
-        assert isinstance(decision, Done) == (self.draining and not self.waiting)
-        if isinstance(decision, Wait) and decision.seconds is not None:
+        if decision.seconds is not None:
             assert decision.seconds > 0
             self.alarm = self.clock() + decision.seconds
         else:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_batch.batching.batch import Batch, Request
-from celery_batch.batching.batcher import Batcher, Done, Wait
+from celery_batch.batching.batcher import Batcher, Wait
 from celery_batch.batching.duplicates import Duplicates
 from celery_batch.batching.policy import BatchPolicy
 
@@ -32,7 +32,7 @@ def add(waiting: Duplicates[Item], *items: Item, **options: Any) -> None:
         waiting.add(Request(item, float(item[1]), **options))
 
 
-def items(batch: Batch[Item] | Wait | Done) -> list[Item]:
+def items(batch: Batch[Item] | Wait) -> list[Item]:
     """Return the items of a batch, which is one."""
     assert isinstance(batch, Batch)
     return batch.items

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_batch.batching.batch import Batch, Reason, Request
-from celery_batch.batching.batcher import Done, Wait
+from celery_batch.batching.batcher import Wait
 from celery_batch.batching.keyed_batcher import KeyedBatcher
 from celery_batch.batching.policy import BatchPolicy
 
@@ -318,7 +318,7 @@ def test_a_batch_can_leave_before_it_is_due():
 
 
 def test_a_drained_queue_does_not_wait():
-    """Every key leaves at once, what comes late as well; then it is done."""
+    """Every key leaves at once, what comes late as well; then the queue is empty."""
     queue = batcher()
     add(queue, "ab")
     queue.drain()
@@ -326,7 +326,7 @@ def test_a_drained_queue_does_not_wait():
     found = [queue.next(0.0) for _ in range(3)]
 
     assert {Reason.DRAINED} == {each.reason for each in found}  # type: ignore[union-attr]
-    assert Done() == queue.next(0.0)
+    assert Wait(None) == queue.next(0.0)
 
 
 def test_a_new_policy_holds_for_what_waits():
@@ -529,8 +529,7 @@ class Model:
                     if request.urgency == left.urgency and not (left.alone or request.alone):
                         assert request.arrived <= left.arrived
 
-    def _check_wait(self, found: Wait | Done) -> None:
-        assert isinstance(found, Wait)
+    def _check_wait(self, found: Wait) -> None:
         if not self.waiting:
             assert found.seconds is None
             return
@@ -573,7 +572,7 @@ def test_promises_hold_for_any_events(policy: BatchPolicy, events: list[tuple[st
         model.ask(full_only=False)
         model.check()
 
-    assert Done() == model.queue.next(model.now)
+    assert Wait(None) == model.queue.next(model.now)
 
 
 @settings(max_examples=30, deadline=None)

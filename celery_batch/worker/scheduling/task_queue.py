@@ -16,7 +16,7 @@ from typing import Any
 from celery.worker.state import revoked, task_ready
 
 from celery_batch.batching.batch import LEAST_URGENT, Batch, Request
-from celery_batch.batching.batcher import Batcher, Done, Wait
+from celery_batch.batching.batcher import Batcher, Wait
 from celery_batch.batching.cost import CallCost
 from celery_batch.batching.duplicates import Duplicates
 from celery_batch.batching.keyed_batcher import AnyBatcher, KeyedBatcher
@@ -340,7 +340,7 @@ class TaskQueue:
             if isinstance(decision, Batch):
                 self._last_left = now
                 self._count(decision)
-        return Wait(None) if isinstance(decision, Done) else decision
+        return decision
 
     def _count(self, batch: Batch[Any]) -> None:
         rows = batch.rows
