@@ -1,5 +1,4 @@
 """
-
 Remote control commands that inspect or change a running worker.
 
 A shell passes words, ``batch_config workers.infill max_wait=0.02``; programs pass arguments by

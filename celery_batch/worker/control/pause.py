@@ -1,5 +1,4 @@
 """
-
 Pauses tasks, and drains a worker.
 
 Rule 1: running batches end as usual; waiting requests of a paused task go back to the broker.

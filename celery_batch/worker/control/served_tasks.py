@@ -1,5 +1,4 @@
 """
-
 Publishes in Redis which batch tasks this worker serves, on which queues.
 
 There is a sorted set for each task on each queue, whose members are workers and whose scores

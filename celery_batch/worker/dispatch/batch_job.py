@@ -35,7 +35,7 @@ from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor.executor import run_batch
 from celery_batch.worker.intake.request import wants_events
 
-__all__ = ["BatchJob"]
+__all__ = ["BatchJob", "is_revoked"]
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class BatchJob:
         if self.has_ended:
             raise TaskRevokedError(self.id)
         self._scheduler.running_messages.drop_taken_over()  # which calls `drop`
-        self._keep([not _is_revoked(request) for request in self.requests])
+        self._keep([not is_revoked(request) for request in self.requests])
         if not self.requests:
             self._end(FollowUp())
             raise TaskRevokedError(self.id)
@@ -269,7 +269,7 @@ class BatchJob:
     def _leave_out_revoked(self, payload: BatchPayload) -> None:
         """Leave out requests that were revoked or expired while the batch waited; announce it."""
         with self._lock:
-            wanted = [not _is_revoked(request) for request in self.requests]
+            wanted = [not is_revoked(request) for request in self.requests]
             if payload.is_read_ahead:  # the model's call leaves them out; the pool returns them
                 payload.revoked = {each.id for each in self.requests if each.is_done}
                 return
@@ -339,7 +339,7 @@ def _accept(requests: Sequence[Any], pid: int, began: float) -> list[Any]:
     return [request for request in requests if request not in accepted]
 
 
-def _is_revoked(request: Any) -> bool:
+def is_revoked(request: Any) -> bool:
     """Return whether a request was revoked or has expired; its end is then announced."""
     try:
         return bool(request.revoked())

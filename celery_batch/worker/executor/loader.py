@@ -61,6 +61,15 @@ LOAD, SWAP, DISCARD, IN_PLACE = "load", "swap", "discard", "in place"
 #: Characters; the end of a longer error is cut off.
 _LONGEST_ERROR = 4000
 
+#: Sent in the worker's main process, with the error's text, before it ends for that reason.
+load_failed = Signal(name="batch_load_failed", providing_args={"error"})
+
+#: The environment variable with the plan, also for pool processes that replace others.
+_PLAN = "CELERY_BATCH_LOADING"
+
+#: Characters.  A datagram must fit into the socket's buffer; the start of a traceback is cut.
+_LONGEST_REPORT = 16_000
+
 
 def run_step(app: Any, task_name: str, step: str) -> str | None:
     """Do one step of a reload in this process, and return the error; None if there was none."""
@@ -125,19 +134,6 @@ def _run_steps(app: Any, channel: socket.socket) -> None:
         step = json.loads(channel.recv(1 << 16))
         error = run_step(app, step["task"], step["step"])
         _send(channel, step["reply_to"], error, number=step["number"])
-
-
-#: Sent in the worker's main process, with the error's text, before it ends for that reason.
-load_failed = Signal(name="batch_load_failed", providing_args={"error"})
-
-#: The environment variable with the plan, also for pool processes that replace others.
-_PLAN = "CELERY_BATCH_LOADING"
-
-#: The exit status of a pool process whose model failed: sysexits' "cannot be configured".
-_EX_CONFIG = 78
-
-#: Characters.  A datagram must fit into the socket's buffer; the start of a traceback is cut.
-_LONGEST_REPORT = 16_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +211,7 @@ def load_in_pool_process() -> None:
         _report(plan, str(error) if is_plain else traceback.format_exc()[-_LONGEST_REPORT:])
         # At once: an exception would be caught and logged on the way, and a process that
         # lives on would be given tasks.
-        os._exit(_EX_CONFIG)
+        os._exit(os.EX_CONFIG)
     signals.worker_process_shutdown.connect(_unload, weak=False)
     if overlap_state(app, plan.processes).is_on:
         start_threads(app)

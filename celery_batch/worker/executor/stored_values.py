@@ -52,7 +52,10 @@ def read_stored_values(task: Any, payload: BatchPayload) -> dict[int, Exception 
                 size += reference.total
     if not references or payloads is None:
         return found
-    values = _read(payloads.store, payload, references)
+    keys = [each.key(payload[index].task_id) for index, each in references.items()]
+    sizes = [each.total for each in references.values()]
+    store: Any = payloads.store  # there is one, for these values have been found readable
+    values = retry_over_time(store.get, StoreError, (keys, sizes), **_RETRIES)
     for (index, reference), data in zip(references.items(), values, strict=True):
         try:
             payload[index] = payload[index]._replace(stored=reference.split(data))
@@ -60,14 +63,6 @@ def read_stored_values(task: Any, payload: BatchPayload) -> dict[int, Exception 
             has_ended = data is None and _has_ended(task, payload[index])
             found[index] = Instead.ENDED if has_ended else error
     return found
-
-
-def _read(
-    store: Any, payload: BatchPayload, references: dict[int, PayloadReference]
-) -> list[bytes | bytearray | None]:
-    keys = [each.key(payload[index].task_id) for index, each in references.items()]
-    sizes = [each.total for each in references.values()]
-    return retry_over_time(store.get, StoreError, (keys, sizes), **_RETRIES)  # type: ignore[no-any-return]
 
 
 def _has_ended(task: Any, delivery: Delivery) -> bool:

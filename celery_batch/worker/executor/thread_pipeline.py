@@ -35,7 +35,6 @@ from celery_batch.batching.batch import Reason
 from celery_batch.compat.celery import close_django_connections
 from celery_batch.worker.dispatch.follow_up import error_info
 from celery_batch.worker.dispatch.job_submitter import may_overlap, overlap_state
-from celery_batch.worker.dispatch.payload import BatchPayload
 from celery_batch.worker.executor.executor import run_batch, trace_batch
 from celery_batch.worker.executor.model_call import ModelCall
 from celery_batch.worker.executor.pipeline import SWITCH_INTERVAL, OverlappedBatch
@@ -130,7 +129,8 @@ class ThreadPipeline:
     ) -> ApplyResult:
         """Submit a job, as the pool's own method does."""
         run = partial(apply_target, target, args, kwargs, callback, accept_callback)
-        if not (target is run_batch and self._overlaps(*args)):
+        is_usual = target is run_batch and args[1].reason != Reason.ALONE
+        if not (is_usual and may_overlap(self._app.tasks.get(args[0]))):
             job = _Job(partial(self._run_alone, run), is_exclusive=True)
         elif args[1].is_lone:  # to hand it over would cost more than it gives
             job = _Job(partial(self._run_lone, run))
@@ -148,9 +148,6 @@ class ThreadPipeline:
         """Drop what waits, and have the threads end when they have finished what runs."""
         self._pool.executor.shutdown(wait=False, cancel_futures=True)
         self._workers.shutdown(wait=False)
-
-    def _overlaps(self, task_name: str, payload: BatchPayload, *_: Any) -> bool:
-        return payload.reason != Reason.ALONE and may_overlap(self._app.tasks.get(task_name))
 
     def _submit(self, job: _Job) -> Future[object]:
         executor: ThreadPoolExecutor = self._pool.executor

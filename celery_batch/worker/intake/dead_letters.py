@@ -1,5 +1,4 @@
 """
-
 Writes the messages of requests that must not run again, and refused ones, to a queue.
 
 They are written in a thread: the broker may be away for long, and the event loop must

@@ -1,5 +1,4 @@
 """
-
 The format that a message must have.
 
 Anything can be written to a broker.  What is checked here is what kombu, Celery and we

@@ -1,5 +1,4 @@
 """
-
 Celery's task strategy, with a last step that queues requests for batches.
 
 Revoked, expired, ETA, rate limits, received events and bookkeeping stay Celery's

@@ -73,6 +73,20 @@ from celery_batch.worker.intake.refusals import (
 
 __all__ = ["MessageValidator", "limit_decompression"]
 
+logger = logging.getLogger(__name__)
+
+#: What helps against a message that is too large.
+_WAY_OUT = "raise it for the workers, or send less, such as a reference to the data"
+
+#: Bytes that xz may allocate for its dictionary; its highest preset takes 65 MiB.
+_XZ_MEMORY = 256 << 20
+
+#: The fields of a message that names none.
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+#: The consumer's own methods, which handle the messages of ordinary tasks.
+_STOCK = ("create_task_handler", "on_decode_error", "on_invalid_task")
+
 #: The content type of an AMQP message whose properties could not be read: no task accepts it.
 UNREADABLE = "application/x-unreadable-properties"
 
@@ -138,13 +152,6 @@ def _encode(envelope: Any) -> bytes:
         return b""
 
 
-#: What helps against a message that is too large.
-_WAY_OUT = "raise it for the workers, or send less, such as a reference to the data"
-
-#: Bytes that xz may allocate for its dictionary; its highest preset takes 65 MiB.
-_XZ_MEMORY = 256 << 20
-
-
 class _TooLarge(TooLarge, DecodeError):
     """A body expands beyond the limit."""
 
@@ -189,15 +196,6 @@ def _streams() -> list[tuple[str, Any, Callable[[], Any]]]:
     if zstd is not None:
         found.append(("application/zstd", zstd.decompress, zstd.ZstdDecompressor))
     return found
-
-
-logger = logging.getLogger(__name__)
-
-#: The fields of a message that names none.
-_NONE: Mapping[str, Any] = MappingProxyType({})
-
-#: The consumer's own methods, which handle the messages of ordinary tasks.
-_STOCK = ("create_task_handler", "on_decode_error", "on_invalid_task")
 
 
 class MessageValidator:

@@ -37,6 +37,22 @@ from celery_batch.worker.scheduling.routing import queue_of, served_tasks
 
 __all__ = ["BatchMetrics", "QueueDepths", "address_of"]
 
+logger = logging.getLogger(__name__)
+
+#: Seconds for which the depths of queues are used, and until a broker that did not answer is asked
+#: again.
+_FRESH, _PAUSE = 1.0, 5.0
+
+#: Seconds for which a scrape waits for them.
+_TIMEOUT = 2.0
+
+#: Seconds after which a taken port is tried again.
+_RETRY_AFTER = 5.0
+
+_ALL = {"", "0.0.0.0", "::"}  # noqa: S104 (the names of all addresses)
+
+_EVERYWHERE = "0.0.0.0"  # noqa: S104 (what a port without a host means)
+
 #: Overrides the setting for one worker.
 VARIABLE = "CELERY_BATCH_METRICS"
 
@@ -76,15 +92,6 @@ def address_of(app: Any, environ: Mapping[str, str] = os.environ) -> MetricsAddr
         f"{name}: must be HOST:PORT or HOST:FIRST-LAST, such as 127.0.0.1:9808-9815 of which the"
         f" first free port is taken, got {given!r}"
     )
-
-
-logger = logging.getLogger(__name__)
-
-#: Seconds for which an answer is used, and until a broker that did not answer is asked again.
-_FRESH, _PAUSE = 1.0, 5.0
-
-#: Seconds for which a scrape waits for an answer.
-_TIMEOUT = 2.0
 
 
 class QueueDepths:
@@ -134,14 +141,6 @@ class QueueDepths:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
-
-
-#: Seconds after which a taken port is tried again.
-_RETRY_AFTER = 5.0
-
-_ALL = {"", "0.0.0.0", "::"}  # noqa: S104 (the names of all addresses)
-
-_EVERYWHERE = "0.0.0.0"  # noqa: S104 (what a port without a host means)
 
 
 class BatchMetrics(bootsteps.StartStopStep):  # type: ignore[misc]

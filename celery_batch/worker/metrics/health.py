@@ -1,5 +1,4 @@
 """
-
 The health file of a worker, for container probes and systemd.
 
 A beat comes from the worker's event loop, never from a thread beside it, so that a hanging

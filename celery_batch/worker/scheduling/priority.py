@@ -1,5 +1,4 @@
 """
-
 Chooses the task whose batch runs next.
 
 Rule 1: the task with the most urgent request comes first; among equals the one that has had

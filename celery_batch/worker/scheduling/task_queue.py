@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import Any
 
-from celery.worker.state import revoked, task_ready
+from celery.worker.state import task_ready
 
 from celery_batch.batching.batch import LEAST_URGENT, Batch, Request
 from celery_batch.batching.batcher import Batcher, Wait
@@ -25,7 +25,7 @@ from celery_batch.batching.policy import BatchPolicy
 from celery_batch.config import LARGEST_BATCH, policy_of
 from celery_batch.items.functions import item_cost_of, item_key_of
 from celery_batch.serialization.row_digest import row_digest_of
-from celery_batch.worker.dispatch.batch_job import BatchJob
+from celery_batch.worker.dispatch.batch_job import BatchJob, is_revoked
 from celery_batch.worker.dispatch.follow_up import BatchEnd
 from celery_batch.worker.scheduling.target import CallTimes, TargetTracker, is_exempt, sent_at
 
@@ -429,7 +429,7 @@ class TaskQueue:
 
     def drop_revoked(self) -> int:
         """Announce which requests that were set aside are revoked or expired; return how many."""
-        return len(self.take_set_aside(_is_revoked))
+        return len(self.take_set_aside(is_revoked))
 
     @property
     def waiting(self) -> int:
@@ -471,7 +471,3 @@ class _ArrivalRecorder:
         while self._arrivals and self._next - len(self._arrivals) < number:
             self._arrivals.popleft()
         return list(self._arrivals), self._next
-
-
-def _is_revoked(request: Any) -> bool:
-    return bool((request.expires or request.id in revoked) and request.revoked())
