@@ -58,17 +58,10 @@ class BatchJob:
         self._cost_limits = policy.cost_limits
         #: Of its most urgent request; a smaller number goes first.
         self.urgency = batch.urgency
-        #: The part of a batch that its requests have earned while they were overtaken.
-        self.earned_part = batch.earned_part
         #: When it starts in the virtual time in which the tasks of a worker share its device.
         self.start = 0.0
-        self.reason = batch.reason
-        #: What its requests have in common, where batches are formed by key.
-        self.key = batch.key
-        #: What was expected of it, if its task has a latency target.
-        self.plan = batch.plan
-        #: Whether its only request may kill its process.
-        self.is_suspect = batch.is_suspect
+        self.reason, self.key, self.plan = batch.reason, batch.key, batch.plan
+        self.earned_part, self.is_suspect = batch.earned_part, batch.is_suspect
         #: Whether no other request runs or waits; set before it is submitted.
         self.is_only_batch = False
         #: The jobs that are in its process with it, or were when the process died.
