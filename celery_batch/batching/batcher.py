@@ -238,11 +238,16 @@ class Batcher(Generic[T]):
 
     def remove(self, is_unwanted: Callable[[Request[T]], bool]) -> list[Request[T]]:
         """Remove and return some waiting requests; the others keep their places."""
+        return self._remove_suspects(is_unwanted) + self._waiting.remove(is_unwanted)
+
+    def _remove_suspects(self, is_unwanted: Callable[[Request[T]], bool]) -> list[Request[T]]:
+        if not self._suspects:  # as nearly always
+            return []
         suspects, self._suspects = self._suspects, deque()
         removed: list[Request[T]] = []
         for request in suspects:
             (removed if is_unwanted(request) else self._suspects).append(request)
-        return removed + self._waiting.remove(is_unwanted)
+        return removed
 
     def discard(self, request: Request[T]) -> None:
         """Remove a waiting request that does not run alone."""
@@ -250,12 +255,9 @@ class Batcher(Generic[T]):
 
     def expire(self, now: float) -> list[Request[T]]:
         """Remove and return the requests that run alone whose deadline has passed."""
-        suspects, self._suspects = self._suspects, deque()
-        expired: list[Request[T]] = []
-        for request in suspects:
-            is_expired = request.deadline is not None and request.deadline <= now
-            (expired if is_expired else self._suspects).append(request)
-        return expired
+        return self._remove_suspects(
+            lambda request: request.deadline is not None and request.deadline <= now
+        )
 
     def _take(self, reason: Reason, *, earns_share: bool) -> Batch[T]:
         policy, urgency = self.policy, self._waiting.urgency or 0

@@ -76,9 +76,7 @@ class PriorityQueue(Generic[T]):
         """Return whether a batch of this many rows waits."""
         return self.rows >= size
 
-    def has_whole_batch(self, size: int) -> bool:
-        """Return whether a batch of this many rows waits."""
-        return self.rows >= size
+    has_whole_batch = is_full
 
     def append(self, request: Request[T]) -> None:
         """Put a request behind those of its own urgency."""
