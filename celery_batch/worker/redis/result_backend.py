@@ -153,27 +153,26 @@ class BulkResultWriter:
     ) -> Any:
         """Store one result as Celery's backend does, soon or now, and notify its client."""
         channel = _reply_channel(task_id, state, request) if self._notifies else ""
-        name = bytes_to_str(task_id)
-        is_single = not self._thread.collects
-        if is_single and not self._thread.stores_each and not (channel and self.stores_in_bulk):
+        thread, name = self._thread, bytes_to_str(task_id)
+        if not (thread.collects or thread.stores_each or (channel and self.stores_in_bulk)):
             self._store_one(task_id, result, state, traceback, request=request, **kwargs)
             if channel:
                 key = self._backend.get_key_for_task(name)
-                facts = self._thread.facts.get(name, _UNKNOWN_FACTS)
+                facts = thread.facts.get(name, _UNKNOWN_FACTS)
                 self._notify(Entry(name, key, "", state, channel, *facts))
             return result
         meta = self._result_meta(result=result, state=state, traceback=traceback, request=request)
         meta["task_id"] = name
         reads = bool(getattr(request, READS_PAYLOADS, None))
-        if is_single or getattr(request, "chord", None):
-            # Its body may start, and read the result, as soon as this part of the chord is counted.
-            entry = self._entry(meta, channel, self._backend.encode, reads_payloads=reads)
-            if self._thread.stores_each:
-                self._write([entry])
-            else:
-                self._backend.ensure(self._store.write, ([entry],))
-        else:
+        # The body of a chord may start, and read the result, as soon as this part is counted.
+        if thread.collects and not getattr(request, "chord", None):
             self.add(meta, channel, self._backend.encode, reads_payloads=reads)
+            return result
+        entry = self._entry(meta, channel, self._backend.encode, reads_payloads=reads)
+        if thread.stores_each:
+            self._write([entry])
+        else:
+            self._backend.ensure(self._store.write, ([entry],))
         return result
 
     def add(
