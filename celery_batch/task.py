@@ -54,7 +54,7 @@ from celery_batch.runtime.signature import (
     own_attribute,
     signature_of,
 )
-from celery_batch.runtime.stages import Stages, check_stages, has_stages, predict_through, stages_of
+from celery_batch.runtime.stages import Stages, check_stages, stages_of
 from celery_batch.serialization.arrays import split_rows
 from celery_batch.serialization.lists import list_rows
 from celery_batch.serialization.row_digest import check_version
@@ -184,7 +184,7 @@ class BatchTask(ChunkCalls, ClientMethods):
     #: The model behind the task, if it has one with a life cycle.
     model: ClassVar[type[Model] | None] = None
 
-    #: The stages of its model; None if that has `predict` alone, or the task is a function.
+    #: The stages of its model; None if it has none.
     _stages: ClassVar[Stages | None] = None
 
     #: The user's function, on lists; `run` is replaced by `_run_item`.
@@ -351,18 +351,13 @@ class BatchTask(ChunkCalls, ClientMethods):
             limits = policy.cost_limits or any_cost
             cost = CallCost(self._item_cost.of_rows, limits)
         return Runner(
-            self._run_stages or self._run_columns,
+            self._batch_stages,
             self.name,
             self._error_policy(),
             most=policy.max_batch_size,
             cost=cost,
             fixed_sizes=fixed_sizes_of(self),
         )
-
-    def _unisolated_runner(self) -> Runner:
-        """Return a new runner that isolates no failures, and runs each batch in one call if may."""
-        policy = ErrorPolicy(isolate_failures=False)
-        return Runner(self._run_columns, self.name, policy, fixed_sizes=fixed_sizes_of(self))
 
     def _error_policy(self) -> ErrorPolicy:
         isolate = isolates_failures(self)
@@ -371,15 +366,14 @@ class BatchTask(ChunkCalls, ClientMethods):
         return ErrorPolicy(isolate, (TaskPredicate,), (SoftTimeLimitExceeded,))
 
     @cached_property
-    def _run_stages(self) -> Stages | None:
-        """The same as `_run_columns`, in stages; None if there is but one."""
-        return self._stages and self._stages.followed_by(self._split_outputs)
+    def _batch_stages(self) -> Stages:
+        """What runs a batch: the stages of its model, or its function as the only one."""
+        stages = self._stages or Stages(self._call_function)
+        return stages.followed_by(self._split_outputs)
 
-    def _run_columns(self, *columns: list[Any]) -> Any:
+    def _call_function(self, *columns: list[Any]) -> Any:
         values = self._as_called(columns)
-        return self._split_outputs(
-            call_with_columns(self._batch_run, self._batch_signature, values)
-        )
+        return call_with_columns(self._batch_run, self._batch_signature, values)
 
     def run_batch(self, *columns: Iterable[Any], **named: Iterable[Any]) -> list[Any]:
         """
@@ -404,7 +398,7 @@ class BatchTask(ChunkCalls, ClientMethods):
         """
         args, kwargs, rows = self._as_message(columns, named)
         chunk = self._chunk_of(args, kwargs, rows)
-        return list(checked(self.name, self._run_columns(*chunk.columns), rows))
+        return list(checked(self.name, self._batch_stages(*chunk.columns), rows))
 
     def _call_rows(self, args: Any, kwargs: Any) -> CallRows:
         """Return the current request's row of values, or its chunk if the message says so."""
@@ -449,12 +443,10 @@ def model_task(app: Any, model: type[Model], *, name: str | None = None, **optio
     _keep_key_names(name, model, options.get("batch_by"))
 
     check_stages(model)
-    stages = None
-    if has_stages(model):
-        stages = stages_of(model, key_names(key_option(model)), lambda: instance_of(model))
+    stages = stages_of(model, key_names(key_option(model)), lambda: instance_of(model))
 
-    def predict(*columns: list[Any], **named: list[Any]) -> Any:
-        return predict_through(instance_of(model), *columns, **named)
+    def predict(*columns: list[Any]) -> Any:  # for its name and signature: batches run in stages
+        return stages(*columns)
 
     predict.__signature__ = _item_signature(model)  # type: ignore[attr-defined]
     predict.__doc__ = model.__doc__

@@ -151,10 +151,16 @@ def _in_turn(rows: Sequence[Row]) -> Iterator[Row]:
         yield rows[at % len(rows)]
 
 
+def _runner(task: BatchTask, *, isolate_failures: bool) -> Runner:
+    """Return a new runner, since one remembers what did not fit, for batches of any size."""
+    policy = ErrorPolicy(isolate_failures)
+    return Runner(task._batch_stages, task.name, policy, fixed_sizes=fixed_sizes_of(task))
+
+
 def _timed(task: BatchTask, batch: Sequence[Row]) -> tuple[list[Outcome], float, int | None]:
     """Run a batch; return what came of each row, the seconds, and the GPU's memory if known."""
     columns = [list(column) for column in zip(*batch, strict=True)]
-    runner = task._unisolated_runner()  # a new one: it remembers what did not fit
+    runner = _runner(task, isolate_failures=False)
     torch: Any = sys.modules.get("torch")
     cuda = torch.cuda if torch is not None and torch.cuda.is_initialized() else None
     if cuda is not None:
@@ -176,8 +182,7 @@ def _unusable(task: BatchTask, batch: Sequence[Row]) -> dict[int, Exception]:
     """Return the errors of the rows of a batch that fail alone, by the rows' `id`."""
     rows = {id(row): row for row in batch}
     columns = [list(column) for column in zip(*rows.values(), strict=True)]
-    policy = ErrorPolicy(isolate_failures=True)
-    runner = Runner(task._run_columns, task.name, policy, fixed_sizes=fixed_sizes_of(task))
+    runner = _runner(task, isolate_failures=True)
     with pending_answer.running_batch():
         errors = [each.error for each in runner.run(*columns)]
     found = zip(rows, errors, strict=True)

@@ -20,7 +20,7 @@ from typing import Any
 
 from amqp.transport import SSLTransport, _AbstractTransport
 from celery.backends.redis import RedisBackend
-from kombu import connection
+from kombu import connection as kombu_connection
 from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection
 from redis.retry import Retry
@@ -50,159 +50,135 @@ def waiting_until(deadline: float) -> Iterator[None]:
         _deadline.reset(token)
 
 
-def _limited(seconds: float | None) -> float | None:
-    """Return a time limit, at most what is left until the deadline; None is no limit."""
-    deadline = current_deadline()
-    if deadline == math.inf:
-        return seconds
-    left = max(deadline - time.monotonic(), _SHORTEST)
-    return left if seconds is None else min(seconds, left)
-
-
 @cache
 def _limit_waits() -> None:
     """Have py-amqp, redis-py and Celery's Redis backend keep deadlines from now on."""
-    _replace(_AbstractTransport, "_connect", _waiting_amqp)
-    _replace(SSLTransport, "_setup_transport", _securing_amqp)
-    _replace(_AbstractTransport, "having_timeout", _waiting_amqp)
-    _replace(_AbstractTransport, "write", _writing_amqp)
-    _replace(AbstractConnection, "connect", _connecting_redis)
-    _replace(AbstractConnection, "send_packed_command", _sending_redis)
-    _replace(AbstractConnection, "read_response", _talking_redis)
-    _replace(RedisBackend, "on_connection_error", _retrying_backend)
-    _replace(connection, "retry_over_time", _retrying_connection)
+    for kind, name, limited in (
+        (_AbstractTransport, "_connect", _wait_amqp),
+        (SSLTransport, "_setup_transport", _secure_amqp),
+        (_AbstractTransport, "having_timeout", _wait_amqp),
+        (_AbstractTransport, "write", _write_amqp),
+        (AbstractConnection, "connect", _connect_redis),
+        (AbstractConnection, "send_packed_command", _send_redis),
+        (AbstractConnection, "read_response", _talk_redis),
+        (RedisBackend, "on_connection_error", _retry_backend),
+        (kombu_connection, "retry_over_time", _retry_connection),
+    ):
+        own = getattr(kind, name, None)
+        if own is None:
+            text = "%s has no %s: a broker that hangs may keep senders beyond their deadlines"
+            logger.warning(text, kind.__name__, name)
+        else:
+            setattr(kind, name, _replaced(own, limited))
 
 
-def _replace(kind: Any, name: str, limited: Callable[[Any], Any]) -> None:
-    method = getattr(kind, name, None)
-    if method is None:
-        text = "%s has no %s: a broker that hangs may keep senders beyond their deadlines"
-        logger.warning(text, kind.__name__, name)
-    else:
-        setattr(kind, name, limited(method))
+def _replaced(own: Any, limited: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function for one of theirs: it calls that, or with a deadline `limited` with it."""
+
+    @wraps(own)  # others look at its parameters
+    def in_time(*args: Any, **options: Any) -> Any:
+        if current_deadline() == math.inf:
+            return own(*args, **options)
+        return limited(own, *args, **options)
+
+    return in_time
 
 
-def _waiting_amqp(wait: Any) -> Any:
+def _limit(seconds: float | None) -> float:
+    """Return a time limit, None for none, or what is left until the deadline if that is less."""
+    left = max(current_deadline() - time.monotonic(), _SHORTEST)
+    return left if seconds is None else min(seconds, left)
+
+
+def _wait_amqp(wait: Any, transport: Any, *args: Any) -> Any:
     """Limit the timeout, which is the last argument."""
-
-    def wait_in_time(self: Any, *args: Any) -> Any:
-        return wait(self, *args[:-1], _limited(args[-1]))
-
-    return wait_in_time
+    return wait(transport, *args[:-1], _limit(args[-1]))
 
 
-def _securing_amqp(setup: Any) -> Any:
+def _secure_amqp(setup: Any, transport: Any) -> None:
     """Limit the handshake of TLS: by the socket, or from py-amqp 5.4 by `connect_timeout`."""
-
-    def setup_in_time(self: Any) -> None:
-        timeout = self.connect_timeout
-        if current_deadline() == math.inf:
-            setup(self)
-            return
-        self.connect_timeout = _limited(timeout)
-        self.sock.settimeout(self.connect_timeout)
-        try:
-            setup(self)
-        finally:
-            self.connect_timeout = timeout
-        self.sock.settimeout(None)
-
-    return setup_in_time
+    timeout = transport.connect_timeout
+    transport.connect_timeout = _limit(timeout)
+    transport.sock.settimeout(transport.connect_timeout)
+    try:
+        setup(transport)
+    finally:
+        transport.connect_timeout = timeout
+    transport.sock.settimeout(None)
 
 
-def _writing_amqp(write: Any) -> Any:
-    def write_in_time(self: Any, data: bytes) -> None:
-        if current_deadline() == math.inf:
-            write(self, data)
-            return
-        with self.having_timeout(None):
-            write(self, data)
-
-    return write_in_time
+def _write_amqp(write: Any, transport: Any, data: bytes) -> None:
+    with transport.having_timeout(None):
+        write(transport, data)
 
 
-def _connecting_redis(connect: Any) -> Any:
+def _connect_redis(connect: Any, connection: Any) -> None:
     """Connect once, as redis-py does, with what is left of the time for each step."""
+    is_connected = connection._sock is not None  # noqa: SLF001
+    if is_connected:
+        connect(connection)
+        return
+    retry, timeout = connection.retry, connection.socket_connect_timeout
+    make_socket = connection._connect  # noqa: SLF001
 
-    def connect_in_time(self: Any) -> None:
-        left = _limited(None)
-        if left is None or getattr(self, "_sock", None) is not None:
-            connect(self)
-            return
-        retry, timeout, make_socket = self.retry, self.socket_connect_timeout, self._connect
+    def make_limited_socket() -> Any:
+        made = make_socket()
+        made.settimeout(_limit(connection.socket_timeout))
+        return made
 
-        def make_limited_socket() -> Any:
-            made = make_socket()
-            made.settimeout(_limited(self.socket_timeout))
-            return made
-
-        self.retry, self.socket_connect_timeout = Retry(NoBackoff(), 0), _limited(timeout)
-        self._connect = make_limited_socket
-        try:
-            connect(self)
-        finally:
-            self.retry, self.socket_connect_timeout = retry, timeout
-            del self._connect
-        self._sock.settimeout(self.socket_timeout)
-
-    return connect_in_time
+    connection.retry, connection.socket_connect_timeout = Retry(NoBackoff(), 0), _limit(timeout)
+    connection._connect = make_limited_socket  # noqa: SLF001
+    try:
+        connect(connection)
+    finally:
+        connection.retry, connection.socket_connect_timeout = retry, timeout
+        del connection._connect  # noqa: SLF001
+    connection._sock.settimeout(connection.socket_timeout)  # noqa: SLF001
 
 
-def _sending_redis(send: Any) -> Any:
+def _send_redis(send: Any, connection: Any, *args: Any, **options: Any) -> Any:
     """Limit the waits of a command also where redis-py would connect within it."""
-    send_at_once = _talking_redis(send)
-
-    @wraps(send)
-    def send_in_time(self: Any, *args: Any, **options: Any) -> Any:
-        if current_deadline() != math.inf and getattr(self, "_sock", None) is None:
-            self.connect()
-        return send_at_once(self, *args, **options)
-
-    return send_in_time
+    if connection._sock is None:  # noqa: SLF001
+        connection.connect()
+    return _talk_redis(send, connection, *args, **options)
 
 
-def _talking_redis(talk: Any) -> Any:
+def _talk_redis(talk: Any, connection: Any, *args: Any, **options: Any) -> Any:
     """Limit each wait for a connection's socket, whose own time limit it has again afterwards."""
-
-    @wraps(talk)  # others look at its parameters
-    def talk_in_time(self: Any, *args: Any, **options: Any) -> Any:
-        sock = getattr(self, "_sock", None)
-        if sock is None or current_deadline() == math.inf:
-            return talk(self, *args, **options)
-        timeout = sock.gettimeout()
-        sock.settimeout(_limited(timeout))
-        try:
-            return talk(self, *args, **options)
-        finally:
-            if self._sock is sock:  # another thread's limit may have been found on it
-                sock.settimeout(self.socket_timeout if timeout else timeout)
-
-    return talk_in_time
+    sock = connection._sock  # noqa: SLF001
+    if sock is None:
+        return talk(connection, *args, **options)
+    timeout = sock.gettimeout()
+    sock.settimeout(_limit(timeout))
+    try:
+        return talk(connection, *args, **options)
+    finally:
+        if connection._sock is sock:  # noqa: SLF001 (another thread's limit may have been on it)
+            sock.settimeout(connection.socket_timeout if timeout else timeout)
 
 
-def _retrying_connection(retry: Any) -> Any:
+def _retry_connection(
+    retry: Any,
+    fun: Any,
+    catch: Any,
+    args: Any,
+    kwargs: Any,
+    errback: Any,
+    *more: Any,
+    **options: Any,
+) -> Any:
     """Have kombu try again until the deadline to connect, and sleep no longer between."""
 
-    @wraps(retry)
-    def retry_in_time(
-        fun: Any, catch: Any, args: Any, kwargs: Any, errback: Any, *more: Any, **options: Any
-    ) -> Any:
-        def wait(error: Exception, *found: Any) -> float:
-            if time.monotonic() >= current_deadline():
-                raise error
-            return _limited(errback(error, *found)) or 0.0
-
-        return retry(fun, catch, args, kwargs, wait, *more, **options)
-
-    return retry_in_time
-
-
-def _retrying_backend(wait: Any) -> Any:
-    """Have the backend try again until the deadline; it subscribes to results in each call."""
-
-    def wait_in_time(self: Any, max_retries: Any, error: Exception, *args: Any) -> float:
+    def wait(error: Exception, *found: Any) -> float:
         if time.monotonic() >= current_deadline():
             raise error
-        return _limited(wait(self, max_retries, error, *args)) or 0.0
+        return _limit(errback(error, *found) or 0.0)
 
-    return wait_in_time
+    return retry(fun, catch, args, kwargs, wait, *more, **options)
+
+
+def _retry_backend(wait: Any, backend: Any, retries: Any, error: Exception, *args: Any) -> float:
+    """Have the backend try again until the deadline; it subscribes to results in each call."""
+    if time.monotonic() >= current_deadline():
+        raise error
+    return _limit(wait(backend, retries, error, *args) or 0.0)

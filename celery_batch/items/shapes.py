@@ -218,7 +218,7 @@ def _length_of(task: Any, policy: BatchPolicy, row: Row) -> tuple[str, float | N
 def _run_function(task: Any) -> Callable[..., Any]:
     def run(*columns: list[Any]) -> Any:
         with pending_answer.running_batch():
-            return task._run_columns(*columns)
+            return task._batch_stages(*columns)
 
     return run
 

@@ -17,7 +17,7 @@ from celery_batch.runtime.signature import (
     with_one_value,
 )
 
-__all__ = ["Stages", "check_stages", "has_stages", "predict_through", "stages_of"]
+__all__ = ["Stages", "check_stages", "has_stages", "stages_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +64,6 @@ def stages_of(model: type[Model], names: Sequence[str], instance: Callable[[], M
     if not collates(model):
         return Stages(with_columns("predict"), None, uncollate)
     return Stages(lambda batch: instance().predict(batch), with_columns("collate"), uncollate)
-
-
-def predict_through(instance: Model, *columns: Any, **named: Any) -> Any:
-    """Call all stages of a model with what its first one takes."""
-    model = type(instance)
-    if collates(model):
-        output = instance.predict(instance.collate(*columns, **named))
-    else:
-        output = instance.predict(*columns, **named)
-    return instance.uncollate(output) if uncollates(model) else output
 
 
 def check_stages(model: type[Model]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from celery_batch import LoadFailed
-from celery_batch.runtime.stages import predict_through
+from celery_batch.runtime.registry import model_calls
 from examples import classify, image_classifier, infill_naive, infill_threaded
 from examples.image_classifier import ImageClassifier
 from examples.resnet import ResNet18
@@ -99,7 +99,7 @@ def test_weights_are_loaded_by_path(model, tmp_path, monkeypatch):
     named = ImageClassifier()
     named.load("cpu")
 
-    answers = predict_through(named, PICTURES[:1])
+    answers = model_calls(named)(PICTURES[:1])
 
     assert [{"class": 7, "label": "thing 7", "probability": 1.0}] == answers
 
@@ -145,24 +145,24 @@ def test_pictures_are_decoded_at_the_same_time(model, monkeypatch):
 
     monkeypatch.setattr(image_classifier, "_decoded", slow)
 
-    assert 2 == len(predict_through(model, PICTURES[:2]))
+    assert 2 == len(model_calls(model)(PICTURES[:2]))
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_a_picture_with_too_many_pixels_is_its_own_error(model):
     """A file of 60 kB that claims 100 million pixels is refused before it is decoded."""
-    huge, fine = predict_through(model, [picture("red", size=(10_000, 10_000)), PICTURES[0]])
+    huge, fine = model_calls(model)([picture("red", size=(10_000, 10_000)), PICTURES[0]])
 
     assert isinstance(huge, ValueError)
     assert "too many pixels" in str(huge)
-    assert predict_through(model, PICTURES[:1]) == [fine]
+    assert model_calls(model)(PICTURES[:1]) == [fine]
 
 
 def test_very_long_picture_takes_no_more_memory(model):
     """A picture of one pixel by sixty thousand is answered as any other."""
-    (answer,) = predict_through(model, [picture("red", size=(60_000, 1))])
+    (answer,) = model_calls(model)([picture("red", size=(60_000, 1))])
 
-    assert answer == predict_through(model, [picture("red")])[0]
+    assert answer == model_calls(model)([picture("red")])[0]
 
 
 def test_uploaded_pictures_are_classified(client, model):
@@ -172,7 +172,7 @@ def test_uploaded_pictures_are_classified(client, model):
     answer = client.post("/stream", data={"file": [_upload(file) for file in files]})
 
     assert HTTPStatus.OK == answer.status_code
-    assert predict_through(model, files) == answer.get_json()
+    assert model_calls(model)(files) == answer.get_json()
 
 
 def test_crowd_shares_runs_of_the_network(client, model, monkeypatch):
@@ -188,7 +188,7 @@ def test_crowd_shares_runs_of_the_network(client, model, monkeypatch):
         answers = [answer.get_json()[0] for answer in threads.map(ask, PICTURES * 2)]
 
     assert max(sizes) > 1
-    assert predict_through(model, PICTURES) * 2 == answers
+    assert model_calls(model)(PICTURES) * 2 == answers
 
 
 def test_broken_picture_fails_alone(client):
@@ -203,7 +203,7 @@ def test_bomb_is_no_picture(model, monkeypatch):
     """A small file of too many pixels is refused before they are unpacked."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
 
-    bomb, small = predict_through(model, [PICTURES[0], picture("red", size=(8, 8))])
+    bomb, small = model_calls(model)([PICTURES[0], picture("red", size=(8, 8))])
 
     assert "decompression bomb" in str(bomb)
     assert small["class"] >= 0

@@ -14,7 +14,7 @@ from PIL import Image
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.runtime import registry
-from celery_batch.runtime.stages import predict_through
+from celery_batch.runtime.registry import model_calls
 from celery_batch.worker.executor.loader import load_models
 from examples import cuda_graphs, sentence_embeddings
 from examples.cuda_graphs import GraphClassifier
@@ -140,12 +140,12 @@ def test_pictures_meet_no_size_that_is_not_recorded():
     recorded = list(graphs.recorded)
     files = [picture(colour) for colour in ("red", "green", "blue", "white", "black")]
     answers = cuda_graphs.classify.delay_rows(files).get()
-    broken = predict_through(registry.instance_of(GraphClassifier), [files[0], b"no picture"])
+    broken = model_calls(registry.instance_of(GraphClassifier))([files[0], b"no picture"])
     plain = ImageClassifier()
     plain.load("cpu")
 
     assert [32, 16, 8, 4, 2, 1] == recorded == list(graphs.recorded)
-    assert predict_through(plain, files) == answers
+    assert model_calls(plain)(files) == answers
     assert (answers[0], ValueError) == (broken[0], type(broken[1]))
 
 
