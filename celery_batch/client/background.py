@@ -1,46 +1,24 @@
-"""
-What an app has once in each process, and threads that run only while there is work.
-
-One kind of them polls the broker while calls need its answers.
-"""
+"""Threads that run only while there is work, such as polling the broker for what calls need."""
 
 from __future__ import annotations
 
-import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from celery.utils.functional import noop
 
 from celery_batch.broker_depth import DepthReader, can_read_depth, open_depth_reader
+from celery_batch.per_process import PerProcess
 
-__all__ = ["BrokerPoller", "OnDemandThread", "PerProcess"]
+__all__ = ["BrokerPoller", "OnDemandThread"]
 
 T = TypeVar("T")
 
 #: Seconds without work after which a thread ends.
 IDLE = 5.0
-
-
-class PerProcess:
-    """An object that an app has once in each process; a fork makes its own."""
-
-    def __init__(self, app: Any) -> None:
-        self.pid = os.getpid()
-        self._app = app
-
-    @classmethod
-    def of(cls, app: Any) -> Self:
-        """Return the app's object in this process."""
-        objects = app.__dict__.setdefault("batch_objects", {})
-        key = cls, os.getpid()
-        found: Self | None = objects.get(key)
-        # One for all threads, and one that a fork has from its parent is kept: what its end
-        # would close belongs to the parent.
-        return objects.setdefault(key, cls(app)) if found is None else found
 
 
 class OnDemandThread:

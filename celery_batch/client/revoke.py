@@ -20,7 +20,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 from weakref import WeakSet
 
-from celery_batch.client.background import OnDemandThread, PerProcess
+from celery_batch.client.background import OnDemandThread
+from celery_batch.per_process import PerProcess
 from celery_batch.protocol import QUIETLY
 
 __all__ = ["MOST", "PIECE", "Revokes", "revoke_soon"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Mapping
 from numbers import Real
@@ -18,6 +17,7 @@ from celery_batch.config import PayloadSettings, SettingsSnapshot
 from celery_batch.errors import InvalidPayload, MessageTooLarge
 from celery_batch.payloads.store import PayloadStore, RedisPayloads, StoreError, open_store
 from celery_batch.payloads.values import PayloadReference
+from celery_batch.per_process import PerProcess
 
 __all__ = ["SERIALIZERS", "AppPayloads", "seconds_until"]
 
@@ -36,12 +36,11 @@ _WITH_HEADERS = 2
 _REDIS = ("redis://", "rediss://", "redis+socket://")
 
 
-class AppPayloads:
+class AppPayloads(PerProcess):
     """The payloads of one app in this process."""
 
     def __init__(self, app: Any) -> None:
-        self._app = app
-        self._pid = os.getpid()
+        super().__init__(app)
         self._snapshot = SettingsSnapshot(app.conf)
         self.settings = PayloadSettings.of(app)
         self.store = self._open()
@@ -60,15 +59,12 @@ class AppPayloads:
 
     @classmethod
     def of(cls, app: Any) -> Self:
-        """Return the app's: a fork, and other settings, have one of their own."""
-        known: Self | None = app.__dict__.get("batch_payloads")
-        if known is None or not known.is_current():
-            known = app.__dict__["batch_payloads"] = cls(app)
-        return known
-
-    def is_current(self) -> bool:
-        """Return whether it is of this process, and no setting has changed since."""
-        return self._pid == os.getpid() and self._snapshot.is_current(self._app.conf)
+        """Return the app's in this process, a new one where settings have changed."""
+        known = super().of(app)
+        if known._snapshot.is_current(app.conf):  # noqa: SLF001 (our own)
+            return known
+        known.drop()
+        return super().of(app)
 
     @property
     def takes_bytes(self) -> bool:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-from typing import Any, Self
+from typing import Any
 from weakref import WeakSet
 
 from celery_batch.fork_guard import forks_delayed
 from celery_batch.payloads.app_payloads import AppPayloads, seconds_until
 from celery_batch.payloads.store import DirectoryPayloads, StoreError
+from celery_batch.per_process import PerProcess
 
 __all__ = ["PayloadRelease"]
 
@@ -31,12 +31,11 @@ _SWEEP = 600.0
 _AT_ONCE = 1000
 
 
-class PayloadRelease:
+class PayloadRelease(PerProcess):
     """Deletes and renews, in a thread, the payloads of the requests that a worker holds."""
 
     def __init__(self, app: Any) -> None:
-        self._app = app
-        self._pid = os.getpid()
+        super().__init__(app)
         #: Requests whose payloads are needed, as long as they exist.
         self._held: WeakSet[Any] = WeakSet()
         self._released: list[str] = []
@@ -45,14 +44,6 @@ class PayloadRelease:
         self._thread: threading.Thread | None = None
         now = time.monotonic()
         self._renew_at, self._sweep_at = now + self._interval, now
-
-    @classmethod
-    def of(cls, app: Any) -> Self:
-        """Return the app's in this process."""
-        known: Self | None = app.__dict__.get("batch_payload_release")
-        if known is None or known._pid != os.getpid():  # noqa: SLF001 (our own)
-            known = app.__dict__["batch_payload_release"] = cls(app)
-        return known
 
     @property
     def _interval(self) -> float:
@@ -79,15 +70,9 @@ class PayloadRelease:
             self._start()
         self._wakeup.set()
 
-    @classmethod
-    def close_of(cls, app: Any) -> None:
-        """Delete what was released: the worker of an app shuts down, which another may follow."""
-        known: Self | None = app.__dict__.pop("batch_payload_release", None)
-        if known is not None:
-            known.close()
-
     def close(self) -> None:
-        """Delete what was released, and end the thread."""
+        """Delete what was released, and end the thread; the app's next worker has another one."""
+        self.drop()
         thread = self._thread
         if thread is not None:
             self._closing.set()

@@ -252,7 +252,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         """Send the last acknowledgements, while the connection is still there."""
         self.validator.close()
         self.bulk.flush()
-        PayloadRelease.close_of(consumer.app)
+        PayloadRelease.of(consumer.app).close()
 
     def info(self, consumer: Any) -> dict[str, Any]:
         """Return the batch counters for ``celery inspect stats`` and Flower."""

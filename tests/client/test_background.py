@@ -11,7 +11,8 @@ import pytest
 from celery import Celery
 
 from celery_batch.client import background
-from celery_batch.client.background import OnDemandThread, PerProcess
+from celery_batch.client.background import OnDemandThread
+from celery_batch.per_process import PerProcess
 from tests.services.eventually import eventually
 
 SOON = 20.0

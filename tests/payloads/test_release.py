@@ -98,20 +98,20 @@ def test_the_end_of_a_worker(app: Celery):
     release = PayloadRelease.of(app)
     release.hold(request)
     release.release(request)
-    PayloadRelease.close_of(app)
+    PayloadRelease.of(app).close()
 
     assert [False] == there(app, "a-1")
 
 
 def test_a_worker_after_another(app: Celery):
     """In one process, as in tests: it deletes as the first one did."""
-    PayloadRelease.close_of(app)
+    PayloadRelease.of(app).close()
     for key in ("a-1", "b-2"):
         put(app, key)
         request = Request(key)
         PayloadRelease.of(app).hold(request)
         PayloadRelease.of(app).release(request)
-        PayloadRelease.close_of(app)
+        PayloadRelease.of(app).close()
 
         assert [False] == there(app, key)
 

@@ -17,7 +17,6 @@ from typing import Any
 from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps
 
-from celery_batch.client.background import PerProcess
 from celery_batch.client.backpressure import QueueLimiter
 from celery_batch.client.publish.buffer import (
     BulkWrite,
@@ -51,6 +50,7 @@ from celery_batch.compat.fast_paths import PathState, states_in_words
 from celery_batch.compat.tasks import call_options
 from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.payloads.arguments import may_be_large, with_stored_values
+from celery_batch.per_process import PerProcess
 from celery_batch.protocol import READS_PAYLOADS, REPLY_HEADER, SENT
 from celery_batch.serialization.arrays import describe
 from celery_batch.serialization.typed_json import escape_dicts

@@ -24,11 +24,12 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult, EagerResult, ResultBase, assert_will_not_block
 from celery.utils.functional import noop
 
-from celery_batch.client.background import OnDemandThread, PerProcess
+from celery_batch.client.background import OnDemandThread
 from celery_batch.client.results.pending import PendingResult
 from celery_batch.compat.tasks import raise_parent_error
 from celery_batch.errors import ConfigurationError
 from celery_batch.payloads.results import mentions_payload
+from celery_batch.per_process import PerProcess
 
 __all__ = [
     "LONGEST_PAUSE",
