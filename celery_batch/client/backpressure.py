@@ -249,7 +249,7 @@ class QueueLimiter:
         limit = self.limit(task)
         if limit is None or task.name in _admitted.get():
             return None
-        if options.get("retries") or self.is_exempt():
+        if self._is_in_worker(options) or self._settings.is_eager:
             return None
         queue = self._queue(task, options)
         return None if queue is None else (queue, limit)

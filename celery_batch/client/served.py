@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 from kombu.exceptions import OperationalError
@@ -27,8 +27,6 @@ _INTERVAL, _LINGER = 0.4, 5.0
 
 #: Seconds in which workers answer where the broker itself cannot be asked.
 _INSPECT_TIMEOUT = 1.0
-
-_TIMED_OUT = "the broker has not answered within {:g} s"
 
 #: Whether a worker serves a task, or why that is not known.
 Answer = bool | str
@@ -111,32 +109,30 @@ class ServedPoller(BrokerPoller):
 
 def is_served(task: Any, queue: Any, timeout: float) -> bool:
     """Return whether a worker serves a task; see `ClientMethods.is_served`."""
-    if task.app.conf.task_always_eager:
-        return True
-    answer = ServedPoller.of(task.app).request(_queue_name(task, queue), task.name)
-    try:
-        found = answer.result(timeout)
-    except TimeoutError:
-        found = _TIMED_OUT.format(timeout)
-    return _checked(task, found)
+    answer = _request(task, queue)
+    wait((answer,), timeout)
+    return _found(task, answer, timeout)
 
 
 async def ais_served(task: Any, queue: Any, timeout: float) -> bool:  # noqa: ASYNC109 (as its twin)
     """Return whether a worker serves a task; see `ClientMethods.ais_served`."""
+    answer = _request(task, queue)
+    if not answer.done():
+        await asyncio.wait((asyncio.wrap_future(answer),), timeout=timeout)
+    return _found(task, answer, timeout)
+
+
+def _request(task: Any, queue: Any) -> Future[Answer]:
     if task.app.conf.task_always_eager:
-        return True
-    answer = ServedPoller.of(task.app).request(_queue_name(task, queue), task.name)
-    if answer.done():
-        return _checked(task, answer.result())
-    try:
-        # Shielded: others wait for the same answer.
-        found = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(answer)), timeout)
-    except TimeoutError:
-        found = _TIMED_OUT.format(timeout)
-    return _checked(task, found)
+        answer: Future[Answer] = Future()
+        answer.set_result(True)
+        return answer
+    return ServedPoller.of(task.app).request(_queue_name(task, queue), task.name)
 
 
-def _checked(task: Any, found: Answer) -> bool:
+def _found(task: Any, answer: Future[Answer], timeout: float) -> bool:
+    late = f"the broker has not answered within {timeout:g} s"
+    found = answer.result() if answer.done() else late
     if isinstance(found, str):
         raise OperationalError(f"{task.name}: whether it is served is not known: {found}")
     return found

@@ -163,19 +163,9 @@ def with_stored_values(
     options: dict[str, Any],
     uploads: Uploads | None = None,
     *,
-    at_once: bool = False,
+    at_once: bool = False,  # for a call with retries of its own
 ) -> tuple[Any, Any, dict[str, Any]]:
-    """
-    Store the large arguments of a call that is about to be sent, and return what to send.
-
-    All three are unchanged if nothing is large.  `uploads` takes the values of one of many calls,
-    and notes if they cannot be stored.  With `at_once` they are stored before other calls are made,
-    as those of a call with retries of its own have to be.
-
-    Raises:
-        MessageTooLarge: They are larger than ``batch_max_payload_size``.
-        OperationalError: The store cannot be reached, or has no room.
-    """
+    """Store the large arguments of a call, now or with `uploads`; return what to send of it."""
     headers = options.get("headers")
     if isinstance(headers, dict) and PAYLOADS in headers:  # of the try before
         headers = {name: each for name, each in headers.items() if name != PAYLOADS}

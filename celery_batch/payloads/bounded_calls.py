@@ -30,13 +30,7 @@ class BoundedCalls:
         self._left: dict[threading.Thread, float] = {}
 
     def run(self, call: Callable[[], _T], seconds: float) -> _T:
-        """
-        Return what a call returns.
-
-        Raises:
-            TimeoutError: It has not returned in so many seconds, or an earlier one is blocked.
-            BaseException: What the call raises.
-        """
+        """Return what a call returns, or raise `TimeoutError` after so many seconds."""
         if seconds <= 0:
             raise TimeoutError("no time is left for a call")
         began = time.monotonic()

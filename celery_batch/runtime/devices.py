@@ -47,16 +47,9 @@ def discover() -> list[str]:
 
 
 def pin(index: int, devices: Sequence[str] | None = None) -> str:
-    """
-    Pin this process to one device, before any model library is imported, and return its name.
-
-    Pool process ``i``, and its replacement, gets device ``i mod n``.  A pinned GPU is
-    ``"cuda:0"``, since it is the only one the process can see.
-
-    Raises:
-        ConfigurationError: A device's name is wrong, there is no such GPU, or
-            CUDA is initialised already, so that the choice would come too late.
-    """
+    """Pin this process to a device, if it exists and CUDA is not initialised; return its name."""
+    # Pool process ``i``, and its replacement, gets device ``i mod n``.  A pinned GPU is
+    # ``"cuda:0"``, since it is the only one the process can see.
     names = list(devices or discover())
     name = names[index % len(names)]
     if not _NAME.fullmatch(name):

@@ -219,25 +219,13 @@ class Runner:
     def outputs(
         self,
         *columns: list[Any],
-        alone: bool,
+        alone: bool,  # all items are one request, whose error is one that ends the run
         timings: list[Timing] | None = None,
         counts: Counts | None = None,
-        collated: Collated | None = None,
-        uncollated: list[Uncollated] | None = None,
+        collated: Collated | None = None,  # for these columns; not used for another first call
+        uncollated: list[Uncollated] | None = None,  # takes what is left to `uncollate`
     ) -> list[Any]:
-        """
-        Run one batch as `run` does, with an outcome only in the place of a missing output.
-
-        Args:
-            columns: As for `run`.
-            alone: All items are one request: an error that ends the run is its error,
-                since it would end the next run, too.
-            timings: As for `run`.
-            counts: As for `run`.
-            collated: What `collate` returned for these columns.  It is not used where the
-                first call is another one by now.
-            uncollated: What `uncollate` takes is appended to it, if the model has that stage.
-        """
+        """Run one batch as `run` does, with an outcome only in the place of a missing output."""
         outputs: list[Any] = [Outcome(again=True)] * len(columns[0])
         run = self._begin(columns, outputs, Counts() if counts is None else counts, alone=alone)
         run.collated = collated

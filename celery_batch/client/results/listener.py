@@ -340,9 +340,6 @@ def why_not_notified(app: Any) -> str:
 
 _listeners: dict[Any, Listener | None] = {}
 
-#: Apps whose `close` closes their listener.
-_closing_apps: weakref.WeakSet[Any] = weakref.WeakSet()
-
 _guard = threading.RLock()
 
 
@@ -399,8 +396,7 @@ def _start(app: Any) -> Listener | None:
 
 def _close_with_app(app: Any) -> None:
     """Have the app's `close` close its listener, too: a closed app leaves no threads behind."""
-    if app not in _closing_apps:
-        _closing_apps.add(app)
+    if getattr(app.close, "func", None) is not _close_both:
         app.close = partial(_close_both, weakref.ref(app), app.close)
 
 

@@ -473,12 +473,7 @@ class EagerBatchResult(EagerResult):  # type: ignore[misc]
 
     @classmethod
     def checked(cls, task: Any, result: Any, options: dict[str, Any]) -> Any:
-        """
-        Return an eager result that can be awaited; a failure if its value could not be stored.
-
-        Raises:
-            EncodeError: A worker could not have, and ``throw`` or the app wants it raised.
-        """
+        """Return an eager result that can be awaited; a failure if no worker could store it."""
         if type(result) is EagerResult:
             result.__class__ = cls
         ignored = options.get("ignore_result", task.ignore_result)
@@ -524,23 +519,18 @@ class BatchGroup(GroupResult):  # type: ignore[misc]
         on_interval: Any = None,
     ) -> Iterator[tuple[str, Any]]:
         """Return the members' ids and meta data as they come; see Celery."""
-        if on_message or not self._is_received():
+        members = self.results
+        is_received = members and all(
+            isinstance(each, BatchResult) and each.is_received for each in members
+        )
+        if on_message or not is_received:
             return super().iter_native(  # type: ignore[no-any-return]
                 timeout, interval, no_ack, on_message, on_interval
             )
         self._on_full.finalize()
         warn_if_loop_blocks("use `async for result in as_completed(group.results)`")
-        return self._receive(ThreadWaiter(self.app, timeout, on_interval or noop))
-
-    def _is_received(self) -> bool:
-        members = self.results
-        return bool(members) and all(
-            isinstance(each, BatchResult) and each.is_received for each in members
-        )
-
-    def _receive(self, waiter: ThreadWaiter) -> Iterator[tuple[str, Any]]:
-        for member in waiter.arrivals(self.results):
-            yield member.id, task_meta(member)
+        arrivals = ThreadWaiter(self.app, timeout, on_interval or noop).arrivals(members)
+        return ((member.id, task_meta(member)) for member in arrivals)
 
 
 def adopt_groups(app: Any) -> None:
