@@ -52,7 +52,7 @@ __all__ = [
     "expect_members",
     "expect_result",
     "is_plain_celery",
-    "says_when",
+    "needs_sent_header",
     "why_slow",
     "without_subscription",
 ]
@@ -136,7 +136,7 @@ class CallSeries(NamedTuple):
     root_id: str | None  # of all; None where each call is its own root
     embed: dict[str, Any]  # the third part of their bodies
     listener: Any  # receives the results; None if Celery does
-    says_when: bool  # whether messages say when they were sent
+    needs_sent_header: bool  # whether messages say when they were sent
     send_buffer: SendBuffer
     pid: int
 
@@ -177,7 +177,7 @@ class CallSeries(NamedTuple):
             "kwargsrepr": fast_repr(kwargs, settings.kwargs_limit, settings.repr_levels),
             **expiry,
         }
-        if self.says_when:
+        if self.needs_sent_header:
             values["sent"] = sent_now()
         if "headers" in own:
             values["headers"] = own["headers"]
@@ -198,7 +198,7 @@ class CallSeries(NamedTuple):
         return result
 
 
-def says_when(task: Any, headers: Mapping[str, Any] | None) -> bool:
+def needs_sent_header(task: Any, headers: Mapping[str, Any] | None) -> bool:
     """Return whether a call's message says when it was sent, of which its headers say nothing."""
     return task.target_latency is not None and SENT not in (headers or ())
 
@@ -319,7 +319,7 @@ class MessageTemplates:
                 if types is not None and type(value) not in types:
                     return None
         headers = options.get("headers")
-        form = Form(reply, expires is not None, bool(headers), says_when(task, headers))
+        form = Form(reply, expires is not None, bool(headers), needs_sent_header(task, headers))
         kind = (task.name, task.ignore_result, form, *of_kind)
         try:
             return self._known[kind]

@@ -31,7 +31,7 @@ from celery_batch.client.publish.fast_publish import (
     embed_of,
     expect_result,
     is_plain_celery,
-    says_when,
+    needs_sent_header,
     why_slow,
     without_subscription,
 )
@@ -161,7 +161,7 @@ class Publisher(PerProcess):
             root_id,
             embed_of(template, options),
             listener,
-            says_when(task, options.get("headers")),
+            needs_sent_header(task, options.get("headers")),
             self._send_buffer,
             self.pid,
         )
@@ -172,7 +172,7 @@ class Publisher(PerProcess):
         """Send one call on Celery's path, and have our listener receive its result if it can."""
         bulk = current_bulk(task, options)
         headers = options.get("headers") or {}
-        if says_when(task, headers):
+        if needs_sent_header(task, headers):
             headers = {**headers, SENT: sent_now()}
             options = {**options, "headers": headers}
         settings = self._current_settings()
