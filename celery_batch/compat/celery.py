@@ -264,7 +264,7 @@ _ATTEMPTS_FOR_ONE = 15
 
 
 def reconnect_soon(consumer: Any) -> None:
-    """Have a consumer try every two seconds to connect, and give up no earlier or later."""
+    """Have a consumer try every two seconds to connect, and give up after the same time."""
     connect = consumer.ensure_connected
 
     def ensure_connected(connection: Any) -> Any:

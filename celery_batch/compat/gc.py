@@ -43,7 +43,7 @@ def collect_all() -> None:
 
 
 def collect_less_often() -> None:
-    """Collect less often, in no fork that runs a model: its garbage may be large, on a device."""
+    """Collect less often here, and not in forks, which run models: their garbage may be large."""
     global _before  # noqa: PLW0603 (one collector a process)
     thresholds = gc.get_threshold()
     if thresholds in _DEFAULTS and _is_main_thread():

@@ -355,7 +355,7 @@ def ask_nodes(
     arguments: Mapping[str, Any] | None,
     seconds: float,
 ) -> dict[str, Any]:
-    """Send a remote control command; return the replies by node, once all of these have replied."""
+    """Send a command; return the replies by node, once all replied or after seconds without one."""
     # Kombu's own `call` counts replies, with those that come too late from an earlier command.
     replies: dict[str, Any] = {}
 

@@ -39,7 +39,7 @@ _FOR_EVER = 3.2e9
 
 
 def with_stored_result(backend: Any, meta: dict[str, Any]) -> dict[str, Any]:
-    """Store the large parts of a result; return what else to store, the same if none was."""
+    """Store the large parts of a result beside it; return what is left, all if none was."""
     payloads = AppPayloads.of(backend.app)
     if payloads.store is None or backend.serializer not in SERIALIZERS:
         return meta

@@ -127,7 +127,7 @@ class PayloadStore(ABC):
 
     @abstractmethod
     def get(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes | bytearray | None]:
-        """Return payloads, each with a byte more than its size at most; None for lost ones."""
+        """Return payloads, of each a byte beyond its size at most; None where there is none."""
 
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> None:

@@ -100,7 +100,7 @@ def set_device(device: str) -> None:
 def warm_up_with(
     model: type[Model] | None, task: str, warm_up: Callable[[Model | None], object]
 ) -> None:
-    """Warm up each instance of a model for a task, without its examples; loaded ones now."""
+    """Warm up each instance of a model for a task, in place of its examples; loaded ones now."""
     known = _warm_ups.setdefault(model, {})
     if task in known:
         return
