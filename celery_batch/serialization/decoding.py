@@ -56,7 +56,7 @@ _ESCAPED_ASCII = re.compile(r"\\u00[2-7]")
 
 
 def decode_json(text: str, hook: Callable[[dict[str, Any]], Any] = object_hook) -> Any:
-    """Decode JSON as kombu does, which calls `hook` for every object; not if there are no types."""
+    """Decode JSON as kombu does, but call `hook` for each object only if there may be types."""
     if _has_types(text):
         return _decoder_with(hook)(text)
     try:
