@@ -110,8 +110,8 @@ def test_signal_handler_sends_while_its_thread_writes(in_python: Callable[..., s
     """A handler that strikes in the midst of a write sends at once, and both messages arrive."""
     code = """
 import faulthandler, os, signal
-faulthandler.dump_traceback_later(20, exit=True)
 from celery_batch.client.publish.buffer import PreparedMessage, SendBuffer
+faulthandler.dump_traceback_later(20, exit=True)
 order = []
 def write(letters):
     order.append([letter.text for letter in letters])
