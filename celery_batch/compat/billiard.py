@@ -1,12 +1,4 @@
-"""
-Uses of billiard's private parts.
-
-`read_before_flush` reads what pool processes have sent before billiard's pool discards it.
-Whenever the consumer stops or loses its connection, the pool throws away each job that no
-process is known to have accepted.  A job may have been accepted all the same, with its
-process' message still unread in a pipe: its batch would run, and be given back and run
-again elsewhere.
-"""
+"""Uses of billiard's private parts."""
 
 from __future__ import annotations
 
@@ -183,6 +175,9 @@ class PoolPipe:
 
 def read_before_flush(pool: Any, hub: Any) -> None:
     """Have a pool read the messages of its processes before each flush."""
+    # When the consumer stops or loses its connection, the pool throws away each job that no process
+    # is known to have accepted.  One may have accepted it, with its message still unread: the batch
+    # would run here, and be given back and run again elsewhere.
     flush, billiard_pool = pool.flush, pool._pool  # noqa: SLF001
 
     def flush_after_reading() -> None:

@@ -1,13 +1,4 @@
-"""
-Uses of Celery's private parts.
-
-`defer_signals` defers the signals of a cold shutdown until the worker's main thread only
-waits.  Celery cancels what runs and waits for its pool inside the signal handler, on top of
-the main thread's stack.  If the main thread holds a lock that the end of a batch needs, or
-has read half of a pool process' answer, the worker never ends; nor does a pool process
-whose answers are not counted.  A signal is deferred for a second at most.  After the first
-cold shutdown's signal all signals are Celery's alone.
-"""
+"""Uses of Celery's private parts."""
 
 from __future__ import annotations
 
@@ -328,6 +319,12 @@ def defer_signals() -> None:
 
 
 class _DeferredSignals:
+    """Defers a cold shutdown's first signal, by a second at most, until the main thread waits."""
+
+    # Celery cancels what runs and waits for its pool inside the signal handler, on top of the main
+    # thread's stack.  If that holds a lock that the end of a batch needs, or has read half of an
+    # answer of a pool process, the worker never ends; nor does one whose answers are not counted.
+
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._deferred: SimpleQueue[int] = SimpleQueue()  # safe in a signal handler

@@ -1,12 +1,4 @@
-"""
-Uses of redis-py's private parts.
-
-`abort_connections` aborts the connections to a Redis that does not answer, when the worker shuts
-down.  Kombu waits for a
-reply without limit.  A Redis that is frozen keeps its connections open, so a worker that is
-told to stop would wait in the middle of its last commands.  The lease's thread notices this
-and aborts these connections; other workers take the messages when the lease is over.
-"""
+"""Uses of redis-py's private parts."""
 
 from __future__ import annotations
 
@@ -270,6 +262,8 @@ def _refuse(silent: _Silent, connection: Any) -> None:
 
 def abort_connections(client: Any, before_refusal: Callable[[], object]) -> None:
     """Abort the connections to a client's Redis, and refuse new ones of other threads than this."""
+    # Kombu waits for a reply without limit: a worker that is told to stop would wait for a frozen
+    # Redis.  Other workers take its messages when its lease is over.
     global _silent  # noqa: PLW0603 (one Redis at most)
     address = _address(client.connection_pool.connection_kwargs)
     if _silent is None:
