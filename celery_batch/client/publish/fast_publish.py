@@ -356,7 +356,7 @@ class MessageTemplates:
 
 def _is_plain(task: Any, options: dict[str, Any]) -> bool:
     """Return whether a task's messages depend on nothing but its options."""
-    kind = type(task)
+    kind = task.__class__  # a proxy's task's, too
     on_call = type(task.backend).on_task_call
     return (
         kind.shadow_name is Task.shadow_name

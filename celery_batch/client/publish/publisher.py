@@ -112,9 +112,8 @@ class Publisher(PerProcess):
         own: Collection[str] = (),  # those of expires and headers that each call has of its own
     ) -> CallSeries | None:
         """Return what makes many calls on the fast path; None if there is none, or none yet."""
-        if type(task).apply_async is not ClientMethods.apply_async or "apply_async" in vars(task):
-            return None
-        if "producer" in options:
+        is_ours = task.__class__.apply_async is ClientMethods.apply_async  # a proxy's task's, too
+        if not is_ours or "apply_async" in vars(task) or "producer" in options:
             return None
         return self._series(task, options, own=own)
 
