@@ -7,6 +7,7 @@ from typing import Any
 
 from celery import states
 from celery.backends.redis import RedisBackend
+from kombu.exceptions import EncodeError
 
 from celery_batch.errors import InvalidPayload
 from celery_batch.payloads.app_payloads import SERIALIZERS, AppPayloads
@@ -54,10 +55,16 @@ def with_stored_result(backend: Any, meta: dict[str, Any]) -> dict[str, Any]:
         return meta
     if not len(taken):
         return meta
-    data, reference = taken.data, taken.reference()
+    reference = taken.reference()
+    if reference.total > payloads.settings.most:
+        what = "output and arguments have" if "args" in meta else "output has"
+        raise EncodeError(
+            f"the {what} {reference.total} bytes of large values, and batch_max_payload_size"
+            f" allows {payloads.settings.most}: raise it for callers and workers, or return less"
+        )
     seconds = backend.expires + _LONGER if backend.expires else _FOR_EVER
     try:
-        payloads.store.put(reference.key(meta["task_id"]), data, seconds)
+        payloads.store.put(reference.key(meta["task_id"]), taken.data, seconds)
     except StoreError as error:
         payloads.warn_once("The payload store refuses results, which are stored whole: %s", error)
         return meta
@@ -88,7 +95,10 @@ def _read(backend: Any, reference: PayloadReference, meta: Any) -> list[memoryvi
     if payloads.store is None:
         raise InvalidPayload("this process has no payload store: set batch_payload_store")
     if reference.total > payloads.settings.most:
-        raise InvalidPayload(f"it has {reference.total} bytes, more than batch_max_payload_size")
+        raise InvalidPayload(
+            f"it has {reference.total} bytes, and batch_max_payload_size allows"
+            f" {payloads.settings.most} here"
+        )
     return payloads.read(reference, str(meta["task_id"]), backend.retry_policy)
 
 

@@ -51,6 +51,8 @@ def explain_encode_errors(backend: Any) -> None:
         try:
             return own(task_id, result, request, *args, **options)
         except EncodeError as error:
+            if error.__cause__ is None:  # not kombu's, which says less
+                raise
             name = getattr(request, "task", None)
             raise _explained_output(error, backend, name, result) from error
 

@@ -116,6 +116,14 @@ def arrays(x):
     return [2 * each for each in x]
 
 
+@app.task(base=BatchTask, name="f.ones", **COMPANY)
+def ones(x):
+    """Return arrays of so many bytes."""
+    import numpy as np  # noqa: PLC0415
+
+    return [np.ones(each, "u1") for each in x]
+
+
 @app.task(
     base=BatchTask,
     name="f.weigh",

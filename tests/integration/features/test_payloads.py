@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 from celery import chain, chord, group
-from kombu.exceptions import OperationalError
+from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch import as_completed
 from celery_batch.errors import InvalidPayload
@@ -253,6 +253,25 @@ def test_a_batch_whose_values_are_too_large_together(place: Place):
         results = [place.weigh.apply_async((large(n), "x"), queue=queue) for n in range(9)]
 
         assert [float(large(n).sum()) for n in range(9)] == place.get(results)
+    wait_until_deleted(place)
+
+
+@ALIKE
+@POOLS
+def test_an_output_that_is_too_large(place: Place):
+    """It fails its own item, with both sizes and the setting; the others have their results."""
+    queue, sizes = place.unique("large"), [100_000, 600_000, 200_000]
+    with place.another(queue=queue, conf={"batch_max_payload_size": 500_000}):
+        results = place.ones.apply_many([((size,), None) for size in sizes], queue=queue)
+        with pytest.raises(
+            EncodeError, match=r"600000 bytes .* batch_max_payload_size allows 5000"
+        ):
+            results[1].get(timeout=SOON)
+
+        assert [100_000, 200_000] == [each.size for each in place.get(results[::2])]
+        assert ["SUCCESS", "FAILURE", "SUCCESS"] == [each.state for each in results]
+    for result in results:
+        result.forget()
     wait_until_deleted(place)
 
 
