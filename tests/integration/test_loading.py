@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
@@ -241,3 +243,22 @@ def test_failing_replacement_stops_the_worker(shop: Shop, tmp_path):
     assert worker.child.wait(60)
     assert 0 != worker.child.exit_code
     assert "could not load its models" in worker.log
+
+
+def test_without_its_folder_a_worker_serves_and_a_reload_says_what_to_do(shop: Shop):
+    """A cleaner of temporary files may remove it: new processes warn, and a reload fails."""
+    with TemporaryDirectory() as folder:
+        worker = shop.worker(*COUNTER, "-c", "1", TMPDIR=folder)
+        _, first = shop.clerk.delay("before").get(timeout=30)
+        (sockets,) = Path(folder).glob("cb-*")
+        shutil.rmtree(sockets)
+        os.kill(first, signal.SIGKILL)
+        _, second = shop.clerk.delay("after").get(timeout=60)
+        answer = worker.ask("batch_reload", task="shop.clerk", wait=30)
+        words = f"the folder {sockets} was removed"
+
+        assert first != second
+        assert f"cannot receive batch_reload: {words}" in worker.log
+        assert words in answer["error"]
+        assert "set TMPDIR to another folder, and restart the worker" in answer["error"]
+        assert "Traceback" not in worker.log.partition("cannot receive batch_reload")[2]

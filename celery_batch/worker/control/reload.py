@@ -74,7 +74,13 @@ def _run_in_pool(pool: Any, folder: Path, task_name: str, step: str, answers: _A
     unsent = set(pending)
     address.unlink(missing_ok=True)  # of an earlier step
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-        channel.bind(str(address))
+        try:
+            channel.bind(str(address))
+        except FileNotFoundError:
+            raise LoadFailed(
+                f"the folder {folder} was removed, through which pool processes are reached: have"
+                " no cleaner remove it, or set TMPDIR to another folder, and restart the worker"
+            ) from None
         channel.settimeout(0)
         while True:
             for pid in list(unsent):

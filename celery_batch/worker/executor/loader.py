@@ -218,7 +218,14 @@ def load_in_pool_process() -> None:
     freeze_existing()
     try:
         _listen(app, plan.socket)
-    except FileNotFoundError:  # the worker ends already, and has logged why
+    except FileNotFoundError:
+        folder = Path(plan.socket).parent
+        logger.warning(
+            "This process cannot receive batch_reload: the folder %s was removed. Unless the worker"
+            " ends, have no cleaner remove it, or set TMPDIR to another folder, and restart the"
+            " worker",
+            folder,
+        )
         return
     _report(plan, None)
 
