@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pickle
@@ -17,7 +18,7 @@ import redis
 from kombu import Connection
 from kombu.entity import Queue
 
-from celery_batch import MessageRefused, MessageTooLarge
+from celery_batch import ConfigurationError, MessageRefused, MessageTooLarge
 from celery_batch.processes.managed_process import wait_until
 from tests.conftest import Shop
 from tests.services.hostile import HOSTILE, RAW, encoded, post, valid
@@ -201,10 +202,25 @@ def test_caller_of_a_refused_message_hears_why(each_shop: Shop):
 def test_caller_of_wrong_properties_hears_why(shop: Shop, properties: dict[str, Any]):
     """What is wrong may be an address, too: the id is enough to store a failure."""
     shop.worker("-c", "1")
-    wrong = shop.double.apply_async((1,), **properties)
+    wrong = shop.app.send_task("shop.double", (1,), **properties)
 
     with pytest.raises(MessageRefused, match=f"property {next(iter(properties))} cannot be "):
         wrong.get(timeout=30)
+
+
+@pytest.mark.parametrize("priority", ["high", 1.5, -1, 256])
+def test_a_wrong_priority_is_refused_at_the_call(each_shop: Shop, priority: Any):
+    """By task and value, whatever the broker and the path."""
+    task = each_shop.double
+    words = f"shop.double: priority: must be a whole number from 0 to 255, got {priority!r}"
+    for send in (
+        lambda: task.apply_async((1,), priority=priority),
+        lambda: task.apply_async((1,), priority=priority, countdown=1),
+        lambda: task.apply_many([((1,), None)], priority=priority),
+        lambda: asyncio.run(task.aapply_async((1,), priority=priority)),
+    ):
+        with pytest.raises(ConfigurationError, match=re.escape(words)):
+            send()
 
 
 def test_compressed_message_is_measured_as_it_expands(each_shop: Shop):

@@ -42,12 +42,14 @@ from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.compat.kombu import library_errors
 from celery_batch.compat.older_celery import is_pydantic
 from celery_batch.compat.tasks import call_options
+from celery_batch.errors import ConfigurationError
 from celery_batch.protocol import SENT
 from celery_batch.serialization.encode_errors import explained_call
 
 __all__ = [
     "CallSeries",
     "MessageTemplates",
+    "check_priority",
     "embed_of",
     "expect_members",
     "expect_result",
@@ -89,6 +91,9 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 #: By the broker's driver.
 _PROBES: dict[str, type[RedisProbe | AmqpProbe]] = {"redis": RedisProbe, "amqp": AmqpProbe}
+
+#: The highest priority, a byte in AMQP.
+_HIGHEST = 255
 
 #: Most kinds of messages that are remembered.
 _MOST = 1000
@@ -196,6 +201,15 @@ class CallSeries(NamedTuple):
         if self.parent and options.get("add_to_parent", True):
             self.parent.add_trail(result)
         return result
+
+
+def check_priority(task: Any, options: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError for a priority that no message can have."""
+    priority = options.get("priority", getattr(task, "priority", None))
+    if not (priority is None or (isinstance(priority, int) and 0 <= priority <= _HIGHEST)):
+        raise ConfigurationError(
+            f"{task.name}: priority: must be a whole number from 0 to {_HIGHEST}, got {priority!r}"
+        )
 
 
 def needs_sent_header(task: Any, headers: Mapping[str, Any] | None) -> bool:
@@ -324,6 +338,7 @@ class MessageTemplates:
         try:
             return self._known[kind]
         except KeyError:
+            check_priority(task, options)
             given = {name: value for name, value, _ in of_kind}
             self._known[kind] = None  # the first one takes Celery's path, which declares the queue
             self._probe(kind, task, given, options.get("producer"))

@@ -28,6 +28,7 @@ from celery_batch.client.publish.confirms import ConfirmedBulk
 from celery_batch.client.publish.fast_publish import (
     CallSeries,
     MessageTemplates,
+    check_priority,
     embed_of,
     expect_result,
     is_plain_celery,
@@ -169,6 +170,7 @@ class Publisher(PerProcess):
         self, task: Any, apply: Callable[..., Any], args: Any, kwargs: Any, options: dict[str, Any]
     ) -> Any:
         """Send one call on Celery's path, and have our listener receive its result if it can."""
+        check_priority(task, options)
         bulk = current_bulk(task, options)
         headers = options.get("headers") or {}
         if needs_sent_header(task, headers):
