@@ -85,6 +85,13 @@ found = app.test_client().post("/double", data=file.getvalue(), headers=npy).dat
 print(numpy.load(io.BytesIO(found)).tolist())
 """
 
+#: Appended to the README's view: prints what it answers where there is no Redis.
+_POST_NUMBERS = """
+from fastapi.testclient import TestClient
+answer = TestClient(app, raise_server_exceptions=False).post("/double", json=[1, 2])
+print(answer.status_code, answer.headers.get("Retry-After"))
+"""
+
 #: Appended to a page's handle: prints what a worker's model answers to an envelope.
 _RUN_HANDLE = """
 import json
@@ -241,6 +248,14 @@ def test_readme_example_answers(broker: str, tmp_path: Path):
 
     assert "" == ran.stderr
     assert ["42", "999000", "[2, 4, 6]", "42"] == promised == ran.stdout.splitlines()
+
+
+def test_readme_view_asks_to_come_again_while_redis_is_away(in_python, tmp_path: Path):
+    """It answers 503 with Retry-After, and no 500."""
+    files, away = write_files(README, tmp_path), f"redis://127.0.0.1:{quiet_port()}/0"
+    env = {"CELERY_BROKER_URL": away, "CELERY_RESULT_BACKEND": away, "PYTHONPATH": str(tmp_path)}
+
+    assert "503 1" == in_python(files["view.py"] + _POST_NUMBERS, **env)
 
 
 @pytest.mark.parametrize(
