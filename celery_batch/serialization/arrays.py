@@ -33,6 +33,7 @@ __all__ = [
     "EncodedArray",
     "array_decoder",
     "array_parts",
+    "array_text",
     "describe",
     "encoded_array",
     "encoded_hook",
@@ -376,6 +377,9 @@ class _LoadedType(type):
     module: str
     name: str
 
+    #: Whether JSON has a list of numbers in the place of such a value, in this process.
+    is_list = False
+
     def __instancecheck__(cls, value: object) -> bool:
         """Return whether a value is an instance of the class that it stands for."""
         return cls.__subclasscheck__(type(value))
@@ -423,6 +427,21 @@ def array_parts(value: Any) -> tuple[str, str, list[int], Any]:
     if isinstance(value, _NDArray):
         return NDARRAY, *_ndarray_parts(value)
     return TENSOR, *_tensor_parts(value)
+
+
+def array_text(value: Any) -> str | None:
+    """Return an array or a tensor as kombu's JSON has it; None for another value."""
+    if isinstance(value, _NDArray):
+        kind, is_list = NDARRAY, _NDArray.is_list
+    elif isinstance(value, _Tensor):
+        kind, is_list = TENSOR, _Tensor.is_list
+    else:
+        return None
+    if is_list:
+        return None
+    _, dtype, shape, data = array_parts(value)
+    text = f'["{dtype}", {shape}, "{_base64(data)}"]'
+    return f'{{"__type__": "{kind}", "__value__": {text}}}'
 
 
 def _ndarray_parts(array: Any) -> tuple[str, list[int], Any]:
@@ -531,6 +550,7 @@ def register_arrays_as_lists() -> None:
     """Have kombu's JSON encode arrays and tensors as lists of numbers, in this process."""
     for kind in (_NDArray, _Tensor):
         register_type(kind, None, methodcaller("tolist"))
+        kind.is_list = True
 
 
 @cache

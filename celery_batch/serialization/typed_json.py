@@ -19,13 +19,21 @@ from typing import Any, Self
 from kombu.utils.json import JSONEncoder, register_type
 
 from celery_batch.serialization import arrays
-from celery_batch.serialization.arrays import NDARRAY, PLAIN, TENSOR, encoded_array, itemsize_of
+from celery_batch.serialization.arrays import (
+    NDARRAY,
+    PLAIN,
+    TENSOR,
+    array_text,
+    encoded_array,
+    itemsize_of,
+)
 
 __all__ = [
     "StoredValue",
     "array_as_typed",
     "array_hook",
     "encode_json",
+    "encode_result",
     "escape_dicts",
     "register_decoders",
     "register_types",
@@ -39,6 +47,9 @@ _DICT = "dict"
 #: How a key of such a dict begins in JSON; within a text the quotation mark is escaped.
 _MARK = '"__type__": '
 
+
+#: The result in meta data that have none; a state comes before it, and no other text.
+_NO_RESULT = '"result": null'
 
 _INTEGERS = frozenset((int,))
 
@@ -121,6 +132,15 @@ def encode_json(value: Any) -> str:
     if _MARK in text and (escaped := escape_dicts(value)) is not value:
         return _encode(escaped)
     return text
+
+
+def encode_result(meta: dict[str, Any]) -> str:
+    """Encode a result's meta data as `encode_json`; an array takes a fraction of the time."""
+    result = meta["result"]
+    text = None if type(result) in PLAIN else array_text(result)
+    if text is None:
+        return encode_json(meta)
+    return encode_json({**meta, "result": None}).replace(_NO_RESULT, f'"result": {text}', 1)
 
 
 def escape_dicts(value: Any) -> Any:

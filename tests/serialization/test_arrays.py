@@ -17,7 +17,7 @@ from kombu.exceptions import DecodeError, EncodeError
 from kombu.serialization import dumps, loads
 
 from celery_batch.serialization.arrays import EncodedArray, describe, encoded_hook, split_rows
-from celery_batch.serialization.typed_json import encode_json, register_types
+from celery_batch.serialization.typed_json import encode_json, encode_result, register_types
 
 register_types()
 
@@ -249,6 +249,22 @@ USERS = st.recursive(
 def test_a_users_dicts_stay_dicts(value):
     """Also those that look like kombu's typed values."""
     assert value == loads(encode_json(value), "application/json", "utf-8")
+
+
+RESULTS = (
+    arrays.arrays(NUMBERS, SHAPES)
+    | arrays.arrays(NUMBERS, SHAPES).map(lambda array: array.T)
+    | st.sampled_from(TORCH).map(lambda dtype: torch.ones(2, 3).to(getattr(torch, dtype)))
+    | st.sampled_from([None, "null", np.float32(2), [np.ones(2)], VALUE])
+)
+
+
+@given(RESULTS, USERS)
+def test_meta_data_of_a_result_are_as_their_json(result, other):
+    """An array is written without JSON's encoder; what stands beside it is as it would be."""
+    meta = {"status": "SUCCESS", "result": result, "traceback": None, "args": other, "kwargs": None}
+
+    assert encode_json(meta) == encode_result(meta)
 
 
 def test_a_users_dict_beside_an_array():

@@ -28,7 +28,7 @@ from celery_batch.compat.older_celery import compression_of
 from celery_batch.protocol import READS_PAYLOADS, REPLY_HEADER, ROWS
 from celery_batch.serialization.arrays import describe
 from celery_batch.serialization.decoding import decode_body
-from celery_batch.serialization.typed_json import encode_json
+from celery_batch.serialization.typed_json import encode_result
 from celery_batch.task import BatchTask
 from celery_batch.worker.dispatch.follow_up import TraceResult
 from celery_batch.worker.dispatch.payload import Delivery
@@ -99,7 +99,7 @@ class FastTrace:
         self._width = len(kinds) if simple else -1
         backend = task.backend
         is_plain_json = backend.encoder is json.dumps and not compression_of(backend)
-        self._encode = encode_json if is_plain_json else backend.encode
+        self._encode = encode_result if is_plain_json else backend.encode
         self._shows_results = shows_results
         self._logs = trace.logger.isEnabledFor(logging.INFO)
         self._began = time.monotonic()
