@@ -30,6 +30,7 @@ from tests.seeds import SEED, VARIABLE
 from tests.services.place import Place, Places, entered
 from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server
 from tests.services.shop import ROOT, Shop, Worker, emptied, open_shop
+from tests.services.tls import Papers, make_papers
 
 pytest_plugins = ["tests.rows.skips", "tests.time_limit"]
 
@@ -190,7 +191,7 @@ def _folder_of(path: Path) -> str:
 
 def _needs_rabbitmq(item: pytest.Item) -> bool:
     """Say whether a test asks for a RabbitMQ, by a fixture or by a parameter's name."""
-    return "rabbitmq_server" in getattr(item, "fixturenames", ()) or "rabbit" in item.name
+    return "rabbitmq_server" in getattr(item, "fixturenames", ()) or "rabbit" in item.name.lower()
 
 
 def _servers(name: str, stem: str) -> str:
@@ -232,10 +233,16 @@ def redis_server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="session")
-def rabbitmq_server() -> Iterator[RabbitMQServer]:
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    """Certificates of servers with TLS."""
+    return make_papers(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_server(papers: Papers) -> Iterator[RabbitMQServer]:
     """A RabbitMQ of our own; where none is installed, a reason to skip, or under CI to fail."""
     need(find_rabbitmq_server)
-    with RabbitMQServer() as server:
+    with RabbitMQServer(papers=papers) as server:
         yield server
 
 

@@ -19,11 +19,10 @@ from kombu.exceptions import OperationalError
 from celery_batch.errors import ConfigurationError
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.ports import quiet_port
 from tests.services.prometheus import scrape
-from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server
+from tests.services.rabbitmq import RabbitMQServer
 from tests.services.shop import Shop, Worker, open_shop
-from tests.services.tls import Papers, TlsRedis, find_tls_redis, make_papers
+from tests.services.tls import Papers, TlsRedis, find_tls_redis
 
 #: Seconds in which a worker that is not let in has to say so, and in which it stops.
 SOON = 30.0
@@ -43,12 +42,6 @@ def need(find: Callable[[], str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
-    """Certificates of this module."""
-    return make_papers(tmp_path_factory.mktemp("papers"))
-
-
-@pytest.fixture(scope="module")
 def tls_redis(papers: Papers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsRedis]:
     """A Redis that wants TLS and a password."""
     need(find_tls_redis)
@@ -64,26 +57,6 @@ def tls_shop(tls_redis: TlsRedis, tmp_path: Path) -> Iterator[Shop]:
         client.config_resetstat()
     with open_shop(tls_redis.url(), tmp_path) as shop:
         yield shop
-
-
-@pytest.fixture(scope="module")
-def tls_rabbit(papers: Papers) -> Iterator[tuple[RabbitMQServer, int]]:
-    """A RabbitMQ with a port for TLS, and that port."""
-    need(find_rabbitmq_server)
-    port = quiet_port()
-    server = RabbitMQServer(
-        settings="\n".join(
-            [
-                f"listeners.ssl.default = 127.0.0.1:{port}",
-                f"ssl_options.cacertfile = {papers.authority}",
-                f"ssl_options.certfile = {papers.cert}",
-                f"ssl_options.keyfile = {papers.key}",
-                "ssl_options.verify = verify_none",
-            ]
-        )
-    )
-    with server:
-        yield server, port
 
 
 def await_complaint(worker: Worker, complaint: str) -> None:
@@ -190,17 +163,16 @@ def over_tls(papers: Papers, authority: Path) -> dict:
 
 
 def test_rabbitmq_with_tls(
-    tls_rabbit: tuple[RabbitMQServer, int],
+    rabbitmq_server: RabbitMQServer,
     redis_server: RedisServer,
     papers: Papers,
     tmp_path: Path,
 ):
     """Tasks are batched and answered over AMQP with TLS."""
-    server, port = tls_rabbit
-    url = f"amqps://guest:guest@localhost:{port}//"
+    url = f"amqps://guest:guest@localhost:{rabbitmq_server.tls_port}//"
     conf = {"broker_use_ssl": over_tls(papers, papers.authority)}
     with (
-        open_shop(server.url, tmp_path, backend=redis_server.url) as shop,
+        open_shop(rabbitmq_server.url, tmp_path, backend=redis_server.url) as shop,
         pytest.MonkeyPatch.context() as patch,  # undone before the shop's own surroundings are
     ):
         patch.setenv("CELERY_BROKER_URL", url)
@@ -209,20 +181,19 @@ def test_rabbitmq_with_tls(
         answers = group(shop.double.s(n) for n in range(50)).delay().get(timeout=30)
 
     assert [2 * n for n in range(50)] == answers
-    assert f"localhost:{port}" in worker.log
+    assert f"localhost:{rabbitmq_server.tls_port}" in worker.log
 
 
 def test_rabbitmq_with_a_wrong_authority_is_a_clear_failure(
-    tls_rabbit: tuple[RabbitMQServer, int],
+    rabbitmq_server: RabbitMQServer,
     redis_server: RedisServer,
     papers: Papers,
     tmp_path: Path,
 ):
     """A worker that trusts somebody else says that it cannot verify the server."""
-    server, port = tls_rabbit
-    url = f"amqps://guest:guest@localhost:{port}//"
+    url = f"amqps://guest:guest@localhost:{rabbitmq_server.tls_port}//"
     conf = {"broker_use_ssl": over_tls(papers, papers.stranger)}
-    with open_shop(server.url, tmp_path, backend=redis_server.url) as shop:
+    with open_shop(rabbitmq_server.url, tmp_path, backend=redis_server.url) as shop:
         worker = shop.launch("-c", "1", conf=conf, CELERY_BROKER_URL=url)
         await_complaint(worker, "certificate verify failed")
         worker.stop(SOON)

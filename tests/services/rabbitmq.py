@@ -15,6 +15,7 @@ from kombu import Connection
 from celery_batch.errors import ConfigurationError
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from tests.services.ports import quiet_port
+from tests.services.tls import Papers
 
 __all__ = ["RabbitMQServer", "find_rabbitmq_server"]
 
@@ -59,13 +60,16 @@ class RabbitMQServer:
     Args:
         directory: Its folder: made if missing, never removed.  By default a
             temporary one, which goes when the server goes.
-        settings: Further lines for its ``rabbitmq.conf``.
+        papers: With these it has a second port, for TLS.
     """
 
-    def __init__(self, directory: Path | str | None = None, *, settings: str = "") -> None:
+    def __init__(
+        self, directory: Path | str | None = None, *, papers: Papers | None = None
+    ) -> None:
         self.directory = None if directory is None else Path(directory).absolute()
         self.port, self._epmd_port, self._distribution_port = (quiet_port() for _ in range(3))
-        self._settings = settings
+        self.tls_port = quiet_port() if papers else None
+        self._papers = papers
         self._is_temporary = directory is None
         self._epmd: ManagedProcess | None = None
         self._managed: ManagedProcess | None = None
@@ -155,8 +159,15 @@ class RabbitMQServer:
             "log.file = false",
             "log.console = true",
             "disk_free_limit.absolute = 50MB",
-            self._settings,
         ]
+        if self._papers:
+            lines += [
+                f"listeners.ssl.default = 127.0.0.1:{self.tls_port}",
+                f"ssl_options.cacertfile = {self._papers.authority}",
+                f"ssl_options.certfile = {self._papers.cert}",
+                f"ssl_options.keyfile = {self._papers.key}",
+                "ssl_options.verify = verify_none",
+            ]
         (folder / "rabbitmq.conf").write_text("\n".join([*lines, ""]))
         return folder
 
