@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,6 +130,22 @@ def test_soft_limit_interrupts_its_own_model(fresh: Stage):
             result.get(timeout=SOON)
 
     assert ["a", "a"] == answers(results)
+
+
+def test_a_process_that_has_closed_its_pipe_ends_at_once(fresh: Stage):
+    """The batch behind its last one waits for no more than a new process."""
+    client = fresh.client()
+    first = send(client, "a", running=["both sent"])
+    worker = work(fresh)
+    wait_for(fresh, "a running")
+    closed = client.send_task("overlapped.closing", (1,))
+    went_on = send(client, "b")
+    began = time.monotonic()
+    go_on(fresh.redis, "both sent")
+
+    assert ["a", "a", 1, "b", "b"] == answers([*first, closed, *went_on])
+    assert time.monotonic() - began < 25  # billiard waits 30 s for what was not sent
+    assert "succeeded before the worker was lost" in Path(worker.log).read_text()
 
 
 def test_process_killed_between_two_batches(fresh: Stage):

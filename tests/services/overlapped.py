@@ -55,6 +55,13 @@ def other(item):
     return watched._batch_run(item)
 
 
+@app.task(base=BatchTask, name="overlapped.closing", max_batch_size=1)
+def closing(item):
+    """Close what the process has open, its pipe to the pool among it."""
+    os.closerange(3, 4096)
+    return item
+
+
 @app.task(name="overlapped.plain")
 def plain(name):
     """Run as an ordinary task, which nothing of ours goes on beside."""

@@ -343,6 +343,8 @@ class _WorkerThreads:
         #: The batch whose model ran last; its thread may not know yet that the model is done.
         self._last: OverlappedBatch | None = None
         self._threads_read = False
+        #: Batches of which the pool could not be told.
+        self._unreported = 0
         #: What billiard's loop called before.
         self._put, self._ensure_consumed = replace_loop(
             worker, self.wait_for_job, self.put, self.ensure_messages_consumed
@@ -395,7 +397,8 @@ class _WorkerThreads:
     def ensure_messages_consumed(self, completed: int) -> Any:
         """Return when the pool has read all messages, before this process ends."""
         self._await_unfinished(_LAST_MOMENT if terminate_handler_fired() else None)
-        return self._ensure_consumed(completed=completed)
+        # Billiard would wait 30 s for the pool to read what was not sent.
+        return self._ensure_consumed(completed=completed - self._unreported)
 
     def _next_job(self) -> Any:
         """Return a job that a worker thread has read; None if this thread reads from now on."""
@@ -504,8 +507,10 @@ class _WorkerThreads:
     def _end_process(self, batch: OverlappedBatch, error: BaseException) -> None:
         """Report that a hook ends this process, as billiard would, and have it end."""
         batch.await_start()
-        with suppress(Exception):  # the pool may be gone
+        try:
             self._report(batch, ExceptionInfo(), succeeded=False)
+        except Exception:  # noqa: BLE001 (the pool may be gone, or the pipe to it closed)
+            self._unreported += 1
         self._to_read = 0
         self._jobs.put(error)
 
