@@ -12,6 +12,7 @@ in `celery_batch.client`; this module does not import Celery.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 __all__ = [
@@ -215,3 +216,19 @@ class ChunkFailed(ModelError):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"  # the outputs may be many
+
+
+def copied(error: BaseException) -> BaseException:
+    """Return an equal error for one more caller, if it can be copied: tracebacks add up in one."""
+    try:
+        twin = copy(error)
+    except Exception:  # noqa: BLE001 (its class has arguments of its own)
+        return error
+    return raised_as(error, twin) if (type(twin), twin.args) == (type(error), error.args) else error
+
+
+def raised_as(error: BaseException, twin: BaseException) -> BaseException:
+    """Return another error, with the cause, the context and the traceback of one."""
+    twin.__cause__, twin.__context__ = error.__cause__, error.__context__
+    twin.__suppress_context__ = error.__suppress_context__
+    return twin.with_traceback(error.__traceback__)

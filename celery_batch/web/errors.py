@@ -14,9 +14,16 @@ from kombu.exceptions import EncodeError, OperationalError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_batch.client.results.result import copied, raised_as
 from celery_batch.compat.older_celery import is_lost_backend
-from celery_batch.errors import BatchError, DeadlineExceeded, OutOfMemory, PoisonItem, QueueFull
+from celery_batch.errors import (
+    BatchError,
+    DeadlineExceeded,
+    OutOfMemory,
+    PoisonItem,
+    QueueFull,
+    copied,
+    raised_as,
+)
 
 __all__ = ["ERRORS", "BackendUnreachable", "HttpError", "TaskFailed", "http_error", "task_error"]
 

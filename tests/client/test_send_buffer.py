@@ -19,8 +19,8 @@ from celery_batch.client.publish.buffer import (
     PreparedMessage,
     SendBuffer,
 )
-from celery_batch.client.results.result import copied
 from celery_batch.compat.deadline import waiting_until
+from celery_batch.errors import copied
 
 
 class Broker:

@@ -23,8 +23,8 @@ from celery_batch.client.publish.buffer import BulkWrite, call_in_bulk
 from celery_batch.client.publish.fast_publish import CallSeries
 from celery_batch.client.publish.publisher import Publisher
 from celery_batch.client.publish.send_many import apply_many
-from celery_batch.client.results.result import copied
 from celery_batch.client.results.waiting import LoopWaker
+from celery_batch.errors import copied
 from celery_batch.payloads.arguments import may_be_large
 
 __all__ = ["LoopCall", "aapply_many", "apply_and_wait", "apply_async"]

@@ -20,8 +20,8 @@ from contextvars import ContextVar
 from time import monotonic
 from typing import Any
 
-from celery_batch.client.results.result import copied
 from celery_batch.compat.deadline import current_deadline
+from celery_batch.errors import copied
 from celery_batch.payloads.arguments import Uploads
 
 __all__ = [

@@ -10,7 +10,6 @@ import asyncio
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
-from copy import copy
 from functools import lru_cache, partial
 from typing import Any, Self
 
@@ -52,10 +51,8 @@ __all__ = [
     "BatchResult",
     "EagerBatchResult",
     "adopt_groups",
-    "copied",
     "decode_meta",
     "forget_many",
-    "raised_as",
 ]
 
 _JSON = "application/json"
@@ -570,19 +567,3 @@ def _is_ours_alone(result: Any, backend: Any) -> bool:
         and result.is_received
         and bool(result.pending_result.value)  # else it was polled in Celery's way
     )
-
-
-def copied(error: BaseException) -> BaseException:
-    """Return an equal error for one more caller, if it can be copied: tracebacks add up in one."""
-    try:
-        twin = copy(error)
-    except Exception:  # noqa: BLE001 (its class has arguments of its own)
-        return error
-    return raised_as(error, twin) if (type(twin), twin.args) == (type(error), error.args) else error
-
-
-def raised_as(error: BaseException, twin: BaseException) -> BaseException:
-    """Return another error, with the cause, the context and the traceback of one."""
-    twin.__cause__, twin.__context__ = error.__cause__, error.__context__
-    twin.__suppress_context__ = error.__suppress_context__
-    return twin.with_traceback(error.__traceback__)
