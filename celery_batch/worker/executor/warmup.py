@@ -115,6 +115,7 @@ class WarmUp:
         self._warm.add(report["pid"])
         if self._concurrency_warning is not None:
             self._concurrency_warning.log_memory(report["pid"])
+            self._concurrency_warning = None  # the others take as much
 
     def _on_report(self) -> None:
         try:
@@ -142,7 +143,6 @@ class ConcurrencyWarning:
     def __init__(self, models: Collection[str], processes: int) -> None:
         self._models = models
         self._processes = processes
-        self._has_logged_memory = False
 
     @classmethod
     def if_default(
@@ -166,10 +166,7 @@ class ConcurrencyWarning:
         )
 
     def log_memory(self, pid: int) -> None:
-        """Log how much memory all processes will need, once, by the first that is warm."""
-        if self._has_logged_memory:
-            return
-        self._has_logged_memory = True
+        """Log how much memory all processes will need, by the first that is warm."""
         each = private_bytes(pid)
         if each is not None:
             logger.warning(

@@ -220,23 +220,18 @@ def _end_refused(request: Any, error: QueueFull) -> None:
     try:
         request.acknowledge()
         if signals.task_failure.receivers:
-            _signal_failure(request, error)
+            signals.task_failure.send(
+                sender=request.task,
+                task_id=request.id,
+                exception=error,
+                args=request.args,
+                kwargs=request.kwargs,
+                traceback=None,
+                einfo=error_info(error),
+            )
         request.send_event("task-failed", exception=repr(error), traceback=None)
     except Exception:
         logger.exception("Could not announce that %s was refused", request.id)
-
-
-def _signal_failure(request: Any, error: Exception) -> None:
-    """Send Celery's signal of a failed request, as the worker does for one that did not run."""
-    signals.task_failure.send(
-        sender=request.task,
-        task_id=request.id,
-        exception=error,
-        args=request.args,
-        kwargs=request.kwargs,
-        traceback=None,
-        einfo=error_info(error),
-    )
 
 
 def _popped(items: deque[Any], most: int) -> list[Any]:

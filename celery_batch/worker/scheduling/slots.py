@@ -50,7 +50,7 @@ class Slots:
     @property
     def processes(self) -> int:
         """How many batches can run at once; it changes with autoscale."""
-        return max(int(self._pool.num_processes or 1), 1)
+        return int(self._pool.num_processes or 1)
 
     @property
     def model_processes(self) -> int:

@@ -11,6 +11,7 @@ from celery_batch.batching.keyed_batcher import AnyBatcher
 from celery_batch.batching.latency_model import LatencyModel
 from celery_batch.batching.latency_target import TargetedQueue
 from celery_batch.protocol import SENT
+from celery_batch.telemetry.report import NO_WORK
 from celery_batch.worker.dispatch.batch_job import BatchJob
 
 __all__ = ["CallTimes", "TargetTracker", "is_exempt", "sent_at"]
@@ -52,10 +53,9 @@ class CallTimes:
     def observe(self, job: BatchJob, *, in_cost: bool) -> bool:
         """Learn from a batch that has left its slot; return whether it went as batches go."""
         answer = job.answer
-        work = None if answer is None else answer.work
-        if answer is None or work is None:
+        if answer is None:
             return False
-        is_warm = job.pid in self._warm
+        work, is_warm = answer.work, job.pid in self._warm
         self._warm.add(job.pid)
         if work.began is None or work.isolated or work.out_of_memory or not is_warm:
             return False
@@ -90,11 +90,11 @@ class TargetTracker:
         plan, now = job.plan, time.monotonic()
         if plan is None:
             return
-        work = job.answer.work if job.answer is not None else None
-        ended = work.ended if work is not None and work.ended is not None else now
+        work = NO_WORK if job.answer is None else job.answer.work
+        ended = now if work.ended is None else work.ended
         self.queue.ended(plan, ended)
         self._predicted = plan.predicted
-        if job.answer is None or work is None:
+        if job.answer is None:
             return
         stored = job.answer.stored or now
         self._count(job, stored)
