@@ -161,14 +161,11 @@ _decode: Callable[[str], Any] = json.JSONDecoder(object_hook=array_hook).decode
 
 
 class Checkpoint:
-    """
-    The partial file of an output.
-
-    For the work to go on, `about` has to be the same: the task, its input, and how rows are made.
-    """
+    """The partial file of an output."""
 
     def __init__(self, output: Path, about: dict[str, Any]) -> None:
         self.partial = self.path(output)
+        #: The task, its input and how rows are made: the same for work to go on.
         self._about = about
         #: When.
         self._synced = -math.inf
@@ -186,11 +183,7 @@ class Checkpoint:
 
     @classmethod
     def state(cls, output: Path) -> tuple[dict[str, Any], RowSet, int]:
-        """
-        Return what an output is made of, which rows were answered, and how many have failed.
-
-        Nothing is known where nothing was answered.
-        """
+        """Return what an output is made of, which rows were answered, and how many have failed."""
         partial = cls.path(output)
         try:
             with partial.open("rb") as file:
@@ -327,11 +320,7 @@ def _line(answer: Answer) -> tuple[str, bool]:
 
 
 class Failures:
-    """
-    The file beside an output that names its failed rows.
-
-    People read it, too: it counts from 1, as their editors do.
-    """
+    """The file beside an output that names its failed rows, counted from 1, as editors do."""
 
     def __init__(self, output: Path) -> None:
         self._output = output
@@ -410,11 +399,7 @@ class Failures:
 
 
 def output_status(output: Path) -> dict[str, Any]:
-    """
-    Return what is known of the backfill into an output, as plain data.
-
-    ``rows`` is None if it is not known; ``at`` says of what time that is, in seconds of the epoch.
-    """
+    """Return what is known of the backfill into an output, as plain data."""
     about = read_about(output)
     if output.exists() and about:
         at, rows, failed = output, about.get("rows"), Failures(output).count()
@@ -427,7 +412,7 @@ def output_status(output: Path) -> dict[str, Any]:
         "output": str(output.resolve()),
         "task": about.get("task"),
         "complete": at is output,
-        "rows": rows,
+        "rows": rows,  # None if it is not known
         "failed": failed,
-        "at": at.stat().st_mtime,
+        "at": at.stat().st_mtime,  # when that was so
     }

@@ -108,17 +108,13 @@ class JobControl:
     def steps(
         self, backfill: Backfill, clock: Clock, save: Callable[[list[Answer]], int]
     ) -> Iterator[list[Answer]]:
-        """
-        Run a backfill, pause and stop it on command, and yield its answers.
-
-        `save` takes the answers of each step, and returns how many rows have failed.
-        """
+        """Run a backfill, pause and stop it on command, and yield its answers."""
         while not backfill.is_over:
             if self.is_stopped:
                 raise BackfillStopped("stopped with celery batch jobs")
             is_paused = self.is_paused
             answers = backfill.step(sends=not is_paused)
-            clock.failed += save(answers)
+            clock.failed += save(answers)  # returns how many rows have failed
             clock.done += len(answers)
             state = "paused" if is_paused else "running"
             self.progress = clock.progress(**backfill.status(), state=state)

@@ -121,14 +121,11 @@ class Backfill:
         return self._window.can_read
 
     def _groups(self, is_late: Callable[[], bool]) -> Iterator[list[Chunk]]:
-        """
-        Yield chunks in order, those together that may be written together.
-
-        Single rows are written with the chunks behind them, and others while workers have enough.
-        """
+        """Yield chunks in order, those together that may be written together."""
         group: list[Chunk] = []
         for chunk in self._window.next_chunks(is_late):
             group.append(chunk)
+            # Single rows join the chunks behind them, as do others while workers have enough.
             if not (chunk.is_single or self._has_enough(unsent=sum(map(len, group)))):
                 yield group
                 group = []

@@ -320,26 +320,15 @@ _RECORDS = (dict, Mapping)
 
 
 class Arguments:
-    """
-    How records become rows.
-
-    A record with a field for each parameter gives those, and one that lacks some of them has
-    a flaw; a record without any, and any other value, is the value of the only parameter.
-
-    Args:
-        signature: Of the batch function.
-        key: The field that names a record; ``id`` or ``key`` where there is one, unless given.
-        field: The field that is the value of the only parameter.
-        keeps_items: Rows refer to the records that they were made of.
-    """
+    """How records become rows."""
 
     def __init__(
         self,
         signature: inspect.Signature,
         *,
-        key: str | None = None,
-        field: str | None = None,
-        keeps_items: bool = False,
+        key: str | None = None,  # the field that names a record; ``id`` or ``key`` unless given
+        field: str | None = None,  # the field that is the value of the only parameter
+        keeps_items: bool = False,  # rows refer to the records that they were made of
     ) -> None:
         self._parameters = list(signature.parameters.values())
         first, *others = self._parameters
@@ -351,11 +340,7 @@ class Arguments:
         self._keeps_items = keeps_items
 
     def rows(self, records: Iterable[Any], line: Callable[[], int] = lambda: 0) -> Iterator[Row]:
-        """
-        Yield a row for each record, in order; one that does not fit has a flaw.
-
-        `line` returns where the last record begins, 0 where there are no lines.
-        """
+        """Yield a row for each record, in order; one that does not fit has a flaw."""
         takes_values = self.field is None and len(self._needed) == 1
         for position, record in enumerate(records):
             item = record if self._keeps_items else None

@@ -17,12 +17,7 @@ _KINDS = frozenset("biuf")
 
 
 def parquet_values(batch: Any) -> list[Any]:
-    """
-    Return a batch's records, with an error in place of one that Python cannot represent.
-
-    A list of numbers, also a nested one whose lists have one length, is an array of the
-    column's dtype.
-    """
+    """Return a batch's records, with an error in place of one that Python cannot represent."""
     try:
         return _records(batch)
     except (ValueError, ArithmeticError) as error:  # such as a time between two microseconds
@@ -88,11 +83,7 @@ def _array(values: Any) -> Any:
 
 
 def list_type(outputs: Iterable[Any]) -> Any:
-    """
-    Return the type of a list column for outputs.
-
-    That is None unless all are arrays of one dtype of numbers and one number of dimensions.
-    """
+    """Return the type of a list column for outputs; None unless all are arrays of one kind."""
     forms = set()
     for output in outputs:
         if not is_array(output):

@@ -103,13 +103,9 @@ class ArrayRows:
         return Answer(answer.row, error=error)
 
     def write(self, path: Path, records: Iterable[dict[str, Any]]) -> None:
-        """
-        Write the outputs of records at their positions, and fill the rows of failed ones.
-
-        Where all have failed, the rows are numbers.
-        """
+        """Write the outputs of records at their positions, and fill the rows of failed ones."""
         numpy = import_module("numpy")
-        row = numpy.empty(()) if self._row is None else self._row
+        row = numpy.empty(()) if self._row is None else self._row  # None where all have failed
         dtype = row.dtype.newbyteorder("<")
         missing = numpy.full(row.shape, _MISSING.get(dtype.kind, 0), dtype).tobytes()
         rows = at = 0

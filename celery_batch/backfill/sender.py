@@ -71,12 +71,7 @@ Completed = tuple[Chunk, list[Answer] | None]
 
 
 class Sender:
-    """
-    Sends chunks as tasks, and returns their answers as they come.
-
-    Results that were returned are deleted from the result backend: nothing else asks for
-    them, and there may be millions.
-    """
+    """Sends chunks as tasks, and returns their answers as they come."""
 
     def __init__(self, task: Any, options: dict[str, Any]) -> None:
         if isinstance(task.backend, DisabledBackend):
@@ -215,6 +210,7 @@ class Sender:
                 self._forget(results)
 
     def _forget(self, results: list[Any]) -> None:
+        # Nothing else asks for them, and there may be millions.
         try:
             self._task._forget_many(results)
         except Exception as error:  # noqa: BLE001 (they expire in the end)
@@ -227,13 +223,7 @@ class Sender:
             return self._revoke(list(self._pending))
 
     def take_lost(self) -> list[Chunk]:
-        """
-        Revoke what neither the broker nor a worker has any more, and return it.
-
-        A worker that does not answer is taken to have nothing.  While messages wait in the
-        queue ours may be among them: then a chunk is lost if one that was sent later was
-        answered, and if there is none, the first is sent again, to find out.
-        """
+        """Revoke what neither the broker nor a worker has any more, and return it."""
         try:
             lost = self._lost() if self._pending else []
         except Exception as error:  # noqa: BLE001 (whatever a transport raises; asked again later)
@@ -253,6 +243,8 @@ class Sender:
             for task_id, (_, result, *_) in self._pending.items()
             if task_id not in (held or ()) and not result.ready()
         ]
+        # Those that wait in the queue may be ours: a chunk is lost if a later one was answered; if
+        # there is none, the first is sent again, to find out.
         if are_waiting:
             overtaken = [each for each in lost if self._pending[each][2] < self._latest]
             return overtaken or lost[:1]

@@ -346,11 +346,7 @@ def _directory_payloads(store: DirectoryPayloads) -> PayloadFacts:
 
 
 def _why_not_created(path: Path) -> str:
-    """
-    Return why a directory cannot be created; empty if some user may be allowed to.
-
-    To find out, a directory is made where its first new parent would be, and removed.
-    """
+    """Return why a directory cannot be created; empty if some user may be allowed to."""
     parent = next(each for each in path.parents if each.exists())
     try:
         with TemporaryDirectory(prefix="celery-batch-check-", dir=parent):

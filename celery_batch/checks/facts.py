@@ -56,12 +56,10 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PayloadFacts(Server):
-    """
-    Where large values lie.
+    """Where large values lie."""
 
-    The kind is ``redis``, ``directory``, or an object store's scheme; ``none`` where there is no
-    store, ``off`` where the setting says so, ``unknown`` where the setting is wrong.
-    """
+    # The kind is ``redis``, ``directory``, or an object store's scheme; ``none`` where there is no
+    # store, ``off`` where the setting says so, ``unknown`` where the setting is wrong.
 
     refused: str = ""  # why it takes nothing from this user; empty if it does
     is_missing: bool = False  # whether it is a directory that does not exist

@@ -233,11 +233,7 @@ class LoadGenerator:
         self._ended: list[Any] = []
 
     async def run(self, times: Sequence[float], rows: Sequence[tuple[Any, ...]]) -> list[Outcome]:
-        """
-        Send a request for each row, and return what became of them, in order.
-
-        The times are seconds from the beginning, ascending.
-        """
+        """Send a request for each row at its time, in order; return what became of them."""
         began = time.monotonic() + _HEAD_START
         requests: list[asyncio.Task[Outcome]] = []
         async with asyncio.TaskGroup() as group:

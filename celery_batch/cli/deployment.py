@@ -57,13 +57,10 @@ _OVERRIDES = (
 
 
 class Deployment:
-    """
-    All processes of a served handle.
-
-    The folder is for their sockets and logs: made, private, and removed after a good end.
-    """
+    """All processes of a served handle."""
 
     def __init__(self, config: ServeConfig, folder: Path) -> None:
+        #: For sockets and logs: made, private, and removed after a good end.
         self.folder = folder.absolute()
         self._given = config
         #: What is served, with the URL of its broker.
@@ -94,11 +91,7 @@ class Deployment:
         return f"http://{f'[{host}]' if ':' in host else host}:{self.config.port}/predict"
 
     def start(self, beside: Path) -> None:
-        """
-        Start everything; `wait_until_ready` returns when it serves.
-
-        The handle's module is looked for in the current folder, and in `beside`.
-        """
+        """Start everything; `wait_until_ready` returns when it serves."""
         for variable in _OVERRIDES:
             os.environ.pop(variable, None)
         _refuse_taken_port(self.config)
@@ -274,11 +267,7 @@ class Reloader:
 def run(
     config: ServeConfig, beside: Path, directory: Path | None = None, *, reload: bool = False
 ) -> None:
-    """
-    Serve a handle until Ctrl-C.
-
-    The handle's module is looked for in the current folder, and in `beside`.
-    """
+    """Serve a handle, whose module is here or in `beside`, until Ctrl-C."""
     path = config.env.get("PYTHONPATH", "").split(os.pathsep)
     folders = [str(Path.cwd()), str(beside.absolute()), *filter(None, path), *sys.path]
     source = source_of(config.handle, folders) if reload else None

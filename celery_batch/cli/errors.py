@@ -17,12 +17,7 @@ INTERRUPTED = 130
 
 
 def errors_in_one_line(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """
-    Let a command, ours or Celery's, report our errors as click reports its own.
-
-    Celery's commands do so for a few errors of their own; ours are raised where tasks are
-    bound, in any command that uses them.
-    """
+    """Let a command, ours or Celery's, report our errors as click reports its own."""
 
     @wraps(callback)
     def wrapped(*args: Any, **options: Any) -> Any:

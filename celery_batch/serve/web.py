@@ -123,11 +123,7 @@ async def _refuse_route(_request: Request, exception: Exception) -> Response:
 
 
 class Metrics:
-    """
-    Requests by status, and how long they took.
-
-    Several web processes keep their counts in a folder, so that each shows those of all.
-    """
+    """Requests by status, and how long they took; in a folder, those of all web processes."""
 
     def __init__(self, folder: Path | None) -> None:
         os.environ.pop(_MULTIPROCESS, None)

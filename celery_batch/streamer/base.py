@@ -48,20 +48,7 @@ class WorkerPool(Protocol):
 
 
 class BaseStreamer(ABC):
-    """
-    The caller's side of a streamer.
-
-    Args:
-        batch_size: Most items in one call of the model.
-        max_latency: Most seconds an item waits for others while a worker is idle.
-        worker_timeout: Most seconds to wait for an answer.
-        max_queue: Most items that may wait; None for any number.
-        model: What answers the items.
-        batch_by: Returns an item's key; only items with equal keys share a batch.  None for
-            that of a `Model` class.
-        cost: What an item costs, where that is limited.
-        limits: `max_batch_cost`, `padded` and `sort_window`, where they are given.
-    """
+    """The caller's side of a streamer."""
 
     def __init__(
         self,
@@ -70,9 +57,9 @@ class BaseStreamer(ABC):
         worker_timeout: float,
         max_queue: int | None,
         model: Adapter,
-        batch_by: Callable[[Any], Hashable] | None = None,
+        batch_by: Callable[[Any], Hashable] | None = None,  # None for that of a `Model` class
         cost: Callable[[Any], Any] | None = None,
-        **limits: Any,
+        **limits: Any,  # `max_batch_cost`, `padded` and `sort_window`, where they are given
     ) -> None:
         batch_by = model.key_option if batch_by is None else batch_by
         if not (batch_by is None or callable(batch_by)):

@@ -44,13 +44,10 @@ _NOTHING: list[Any] = []
 
 
 class AnswerLock:
-    """
-    What all answers of one streamer share.
-
-    `timeout` is for waits that name none, in seconds; None for ever.
-    """
+    """What all answers of one streamer share."""
 
     def __init__(self, timeout: float | None = None) -> None:
+        #: For waits that name none, in seconds; None for ever.
         self.timeout = timeout
         # Looked up now, not at import: gevent may have put its own in place by then.
         self.lock = threading.RLock()
@@ -59,11 +56,7 @@ class AnswerLock:
 
 
 class Answer(Future[list[Any]]):
-    """
-    The outputs for one request, once they are there.
-
-    A `concurrent.futures.Future`, and works wherever one does.
-    """
+    """The outputs for one request, once they are there; works wherever a `Future` does."""
 
     _state = _PENDING
     _result: Any = None
@@ -197,11 +190,7 @@ def wanted(requests: Sequence[Request[Answer]], answer_lock: AnswerLock) -> list
 def settle(
     requests: Sequence[Request[Answer]], outputs: Sequence[Any], answer_lock: AnswerLock
 ) -> None:
-    """
-    Give many requests their answers at once; those that were cancelled stay so.
-
-    An `Outcome` with an error may be in place of some outputs.
-    """
+    """Give many requests their answers at once; those that were cancelled stay so."""
     awaited: list[tuple[Answer, list[Any], Outcome | None]] = []
     may_fail = Outcome in set(map(type, outputs))
     end = 0

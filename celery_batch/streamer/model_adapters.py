@@ -93,11 +93,7 @@ class ManagedModel:
 def as_model(
     given: Any, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
 ) -> Adapter:
-    """
-    Make a model that is not loaded yet out of a function, or a model's class or instance.
-
-    The adapter can be pickled if ``given`` can, and its ``str()`` names it.
-    """
+    """Make a model that is not loaded yet out of a function, or a model's class or instance."""
     kind = _class_of(given)
     if issubclass(kind, Model):
         _require_one_parameter(kind)
@@ -238,15 +234,11 @@ CallTime = tuple[float, float]
 def timed_outputs(
     runner: Runner, items: list[Any], *, alone: bool, collated: Collated | None = None
 ) -> tuple[list[Any], CallTime | None]:
-    """
-    Run a batch; return its outputs, as `Runner.outputs` does, and the average of its calls.
-
-    The average is None where calls have no cost, or where some repeated others that failed.
-    """
+    """Run a batch; return its outputs, as `Runner.outputs` does, and the average of its calls."""
     timings, counts = list[Timing](), Counts()
     outputs = runner.outputs(items, alone=alone, timings=timings, counts=counts, collated=collated)
     if not counts.padded_cost or counts.isolated or counts.out_of_memory:
-        return outputs, None
+        return outputs, None  # calls have no cost, or some repeated others that failed
     seconds = sum(each.seconds for each in timings)
     return outputs, (counts.padded_cost / counts.calls, seconds / counts.calls)
 
@@ -255,15 +247,7 @@ logger = logging.getLogger(__name__)
 
 
 def device_names(cuda_devices: Iterable[int | str] | int | str | None) -> list[str] | None:
-    """
-    Name the devices as `celery_batch.runtime.devices.pin` knows them.
-
-    Args:
-        cuda_devices: GPUs by number or UUID, or names such as ``"cuda:1"`` and ``"cpu"``;
-            one alone, or a string of several with commas between; None for no choice.
-            Where ``CUDA_VISIBLE_DEVICES`` is set and has all of the numbers, they are the
-            GPUs of these numbers; else they are positions in it, from 0.
-    """
+    """Name the devices that an option of a streamer names, as `runtime.devices.pin` knows them."""
     if cuda_devices is None:
         return None
     if isinstance(cuda_devices, str):

@@ -22,29 +22,21 @@ _POLL = 1.0
 
 
 def end_with_parent(parent: int) -> None:
-    """
-    Have this process killed when its parent ends; on Linux, which alone can do it.
-
-    Linux means the thread that started us, so that should be the parent's main thread.  `parent` is
-    its process id, as the parent itself knows it.
-    """
+    """On Linux, have this process killed when its parent ends."""
     if sys.platform != "linux":
         return
+    # When the thread ends that started us, which should be the parent's main thread.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the call above
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def end_with_manager() -> None:
-    """
-    Have this process, which `multiprocessing` started, killed when its parent ends.
-
-    In two ways: by a thread, which works on any system, and by a signal, which works
-    while a model holds the interpreter's lock.
-    """
+    """Have this process, which `multiprocessing` started, killed when its parent ends."""
     manager = multiprocessing.parent_process()
     if manager is None:
         return
+    # A signal works while a model holds the interpreter's lock, a thread on any system.
     end_with_parent(os.getppid())  # a fork server, where there is one, ends with the manager
     watch = threading.Thread(
         target=_end_after, args=(manager,), name="celery_batch parent", daemon=True

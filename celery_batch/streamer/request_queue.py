@@ -170,19 +170,10 @@ class RequestQueue:
         self,
         slot: Slot,
         requests: Requests,
-        outputs: Sequence[Any] | ModelError,
+        outputs: Sequence[Any] | ModelError,  # none if the batch did not run; why it broke off
         call: CallTime | None = None,
     ) -> None:
-        """
-        Settle a batch, unless its worker was lost meanwhile.
-
-        Args:
-            slot: Of its worker, which has room again.
-            requests: Those of the batch.
-            outputs: Of all their items, as `Runner.outputs` returned them; none if the batch
-                did not run; or why its run broke off.
-            call: What its calls have cost, and how long they took; None if that is not known.
-        """
+        """Settle a batch, unless its worker was lost meanwhile; its worker has room again."""
         with self._lock:
             if requests not in slot.out:
                 return
@@ -214,15 +205,12 @@ class RequestQueue:
         slot.is_warm = True
 
     def lose(self, slot: Slot, *, has_run: bool) -> None:
-        """
-        Retire a worker that died, and run its requests again.
-
-        If it `has_run`, the first of its batches was running, and the others waited behind it.
-        """
+        """Retire a worker that died, and run its requests again."""
         with self._lock:
             self.retire(slot)
             had, slot.out = list(slot.out), deque()
             self._slots.remove(slot)
+        # The first batch was running, if any was; the others waited behind it.
         for requests in had[:1] if has_run else ():
             logger.error("A worker process died under %d requests", len(requests))
             self._run_alone([request for request in requests if not request.alone])

@@ -23,11 +23,7 @@ _FOLDER = str(Path(__file__).parents[2])
 
 
 class HookedName(str):
-    """
-    A process's name, with a call that the process makes where the name is unpickled.
-
-    The call is made before the main module is imported, and once more after.
-    """
+    """A process's name, and a call made as it is unpickled: before the main module and after."""
 
     __slots__ = ("call",)
     call: Callable[[], object]

@@ -106,14 +106,13 @@ def arrive(env: Mapping[str, str]) -> None:
         end_with_parent(os.getppid())
 
 
-def serve(batches: Any, replies: Any, given: Adapter | bytes, plan: Plan) -> None:
-    """
-    Load the model, report its error or an empty message, and run batches until one comes.
-
-    A batch is a pickle of items, and of whether they are one request.  A reply is a pickle of the
-    outputs, or of an error if the run broke off; of why this process should run no more batches,
-    if so; and of how long calls took.  The model is pickled unless the process is forked.
-    """
+def serve(
+    batches: Any,  # pickles of items, and of whether they are one request
+    replies: Any,  # pickles of what `_run` returns
+    given: Adapter | bytes,  # a pickle unless the process is forked
+    plan: Plan,
+) -> None:
+    """Load the model, report its error or an empty message, and run batches until one comes."""
     global _is_arriving  # noqa: PLW0603 (of this process)
     arrive(plan.env)  # a forked process has had no name to unpickle
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us

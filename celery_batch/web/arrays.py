@@ -93,11 +93,7 @@ def _json(value: Any) -> bytes:
 
 
 def lists_in_json(value: Any) -> Any:
-    """
-    Return an array as lists and an exception as the body of its response.
-
-    For anything else it raises `TypeError`, as ``default`` of `json.dumps` does.
-    """
+    """Return an array as lists and an exception as its body; the ``default`` of `json.dumps`."""
     if isinstance(value, Exception):
         return http_error(value).body
     found = as_lists(value)

@@ -116,11 +116,7 @@ def http_error(exception: BaseException) -> HttpError:
 
 
 def task_error(exception: BaseException) -> BaseException:
-    """
-    Return a copy of a task's exception that is a `TaskFailed`, too.
-
-    It is a plain copy for the few classes that cannot be subclassed so.
-    """
+    """Return a copy of a task's exception that is a `TaskFailed`, too, if its class allows it."""
     own: Any = type(exception)
     try:
         kind = _failure_class(own)

@@ -265,11 +265,7 @@ def _eagerly(task: Any, items: Sequence[Any], options: dict[str, Any]) -> list[A
 def _waiting(
     app: Any, results: Sequence[Any], timeout: float, on_timeout: str, *, may_fail: bool
 ) -> Iterator[None]:
-    """
-    Raise DeadlineExceeded unless all calls end; revoke the others, also when interrupted.
-
-    Where one has been refused, and the request may fail with that, it does.
-    """
+    """Raise DeadlineExceeded unless all calls end; revoke the others, also when interrupted."""
     try:
         with _reading_results():
             yield
@@ -289,11 +285,7 @@ def _waiting(
 
 @contextmanager
 def _sending(app: Any, deadline: float) -> Iterator[None]:
-    """
-    Give up at the deadline, and raise BrokerUnreachable if sending fails.
-
-    After a lost connection that is raised at once for a second.
-    """
+    """Give up at the deadline, and raise BrokerUnreachable if sending fails."""
     assert_will_not_block()
     began = time.monotonic()
     if began < _away_until.get(app, 0.0):
@@ -317,7 +309,7 @@ def _sending(app: Any, deadline: float) -> Iterator[None]:
         if is_late and deadline - began < _PAUSE:
             raise DeadlineExceeded("The timeout passed before the calls were sent.") from error
         if not isinstance(error, TimeoutError) and _is_disconnected(cause):
-            _away_until[app] = time.monotonic() + _PAUSE
+            _away_until[app] = time.monotonic() + _PAUSE  # calls until then fail at once
         if isinstance(error, BrokerUnreachable):
             raise
         reason = str(error) or "it has not answered in time"

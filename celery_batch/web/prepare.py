@@ -31,12 +31,7 @@ _ONCE_MORE = {"max_retries": 1, "interval_start": 0, "interval_step": 0.1, "inte
 
 
 def _limit_greenlets(connection: Any) -> None:
-    """
-    Set the time-out on a gevent socket itself.
-
-    py-amqp sets SO_RCVTIMEO and SO_SNDTIMEO.  These have no effect on gevent's sockets, which
-    never block in the kernel.
-    """
+    """Set the time-out on a gevent socket itself, where py-amqp's socket options have no effect."""
     sock = connection.transport.sock
     if type(sock).__module__.startswith("gevent."):
         sock.settimeout(_REPLY)
@@ -131,12 +126,9 @@ def _restore_in_worker(instance: Any, **_: Any) -> None:
 def _control_producer(
     app: Celery, producer: Any = None, channel: Any = None
 ) -> Iterator[SimpleNamespace]:
-    """
-    Return a producer of control commands on a connection that its caller has already.
-
-    kombu's own takes a second connection of the pool, so as many callers as the pool has
-    connections would wait for each other; and it retries until the broker is back.
-    """
+    """Return a producer of control commands on a connection that its caller has already."""
+    # kombu's own takes a second connection of the pool, so as many callers as the pool has
+    # connections would wait for each other; and it retries until the broker is back.
     producer = producer or Producer(channel, auto_declare=False)
     policy = dict(app.conf.task_publish_retry_policy)
     yield SimpleNamespace(publish=partial(producer.publish, retry_policy=policy))
