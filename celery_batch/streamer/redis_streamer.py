@@ -212,7 +212,17 @@ _PLACE = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:/@?#\s]+)(?::(\d{1,5}))?")
 
 
 def connection_settings(redis_broker: str) -> dict[str, Any]:
-    """Return the Celery settings for a Redis that is both broker and result backend."""
+    """
+    Return the Celery settings for a Redis that is both broker and result backend.
+
+    Args:
+        redis_broker: ``"host:port"``, or a URL of Celery's: ``redis://``, ``rediss://``,
+            ``redis+socket://``, or ``sentinel://`` with ``?master_name=...``.  The default
+            is wherever the environment variable ``CELERY_BATCH_REDIS_BROKER`` says.
+
+    Raises:
+        ConfigurationError: It is no address of a Redis.
+    """
     if redis_broker == DEFAULT:
         redis_broker = os.environ.get(VARIABLE) or DEFAULT
     url, options = _url_of(redis_broker)
