@@ -12,10 +12,9 @@ import threading
 from multiprocessing import connection
 from typing import Any
 
-__all__ = ["end_with_manager", "end_with_parent"]
+from celery_batch.processes.reaper import PR_SET_PDEATHSIG
 
-#: Linux' prctl option "signal me when my parent ends".
-_PR_SET_PDEATHSIG = 1
+__all__ = ["end_with_manager", "end_with_parent"]
 
 #: Seconds between two looks at the manager, where no system call reports its end.
 _POLL = 1.0
@@ -26,7 +25,7 @@ def end_with_parent(parent: int) -> None:
     if sys.platform != "linux":
         return
     # When the thread ends that started us, which should be the parent's main thread.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the call above
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -92,10 +92,10 @@ def _report_to_supervisor() -> None:
     signals.worker_ready.connect(
         lambda **_: process_supervisor.report(process_supervisor.LOADED), weak=False
     )
-    load_failed.connect(lambda error, **_: _report_failure(error), weak=False)
+    load_failed.connect(_report_failure)
 
 
-def _report_failure(error: str) -> None:
+def _report_failure(error: str, **_: Any) -> None:
     # A pool process reports a whole traceback, which is in the log; its last line is enough here.
     process_supervisor.report(
         process_supervisor.UNLOADED, error.rpartition(f"{LoadFailed.__name__}: ")[2].strip()
