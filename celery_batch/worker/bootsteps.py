@@ -45,7 +45,7 @@ from celery_batch.worker.control.served_tasks import ServedTasksEntry
 from celery_batch.worker.dispatch.job_submitter import overlap_state
 from celery_batch.worker.executor.loader import load_failed, load_models
 from celery_batch.worker.executor.thread_pipeline import overlap_in
-from celery_batch.worker.executor.warmup import ConcurrencyWarning, WarmUp
+from celery_batch.worker.executor.warmup import ConcurrencyWarning, WarmUp, end_loading
 from celery_batch.worker.intake.request import wants_events
 from celery_batch.worker.intake.validation import MessageValidator
 from celery_batch.worker.metrics.exporter import BatchMetrics
@@ -117,8 +117,8 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         processes = worker.max_concurrency or worker.concurrency
         self._warm_up = WarmUp(self._names, processes, timeout, self._concurrency_warning)
         self._context.warm_up = self._warm_up
-        # A shutdown while models load would wait for them: a pool stops when its processes do.
-        worker.pool.on_stop = worker.pool.on_terminate
+        # A cold shutdown stops the pool, which would wait for models that load.
+        worker.pool.on_stop = partial(end_loading, worker.pool)
 
     def start(self, worker: Any) -> None:
         """Return when every process of the pool is warm."""

@@ -206,6 +206,17 @@ def test_worker_can_be_stopped_while_it_loads(shop: Shop):
     assert time.monotonic() - started < 30
 
 
+def test_worker_can_be_stopped_as_a_process_starts(shop: Shop):
+    """Also one that does not handle SIGTERM yet, as it was forked a moment before."""
+    worker = shop.launch(*COUNTER, "-c", "1", SHOP_FORK_SECONDS="3", SHOP_LOAD_SECONDS="600")
+    while "[tasks]" not in worker.log or not psutil.Process(worker.pid).children():
+        assert not worker.child.wait(0.05), worker.log
+    started = time.monotonic()
+    worker.stop(grace=60)
+
+    assert time.monotonic() - started < 30
+
+
 def test_worker_can_quit_while_it_loads(shop: Shop):
     """SIGQUIT during a long load ends the worker soon."""
     worker = shop.launch(*COUNTER, "-c", "1", SHOP_LOAD_SECONDS="600")

@@ -42,6 +42,11 @@ app.conf.update(
 )
 
 
+if _slow_start := float(os.environ.get("SHOP_FORK_SECONDS", "0")):
+    # Until then a pool process has the worker's signal handlers.
+    os.register_at_fork(after_in_child=partial(time.sleep, _slow_start))
+
+
 @app.task(base=BatchTask, name="shop.double", max_batch_size=16, max_wait=0.5, linger=0.05)
 def double(x):
     """Double each number, and remember the batch."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import socket
 import tempfile
+import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,12 +28,15 @@ from celery_batch.errors import LoadFailed
 from celery_batch.formatting import number
 from celery_batch.worker.executor.loader import Plan, load_failed
 
-__all__ = ["ConcurrencyWarning", "WarmUp"]
+__all__ = ["ConcurrencyWarning", "WarmUp", "end_loading"]
 
 logger = logging.getLogger(__name__)
 
 #: Seconds between checks whether a process died or the worker is to stop.
 _POLL_INTERVAL = 0.2
+
+#: Seconds for which processes that are told to end while they load may clean up.
+_GRACE = 5.0
 
 #: Characters; a socket's path has at most 104 bytes on macOS, 108 on Linux.
 _LONGEST_FOLDER = 80
@@ -76,7 +81,14 @@ class WarmUp:
         return Path(self._folder.name)
 
     def wait(self, pool: Any) -> None:
-        """Return when every process of the pool is warm; raise LoadFailed if one cannot be."""
+        """Return when every process of the pool is warm; end the pool if one cannot be."""
+        try:
+            self._wait(pool)
+        except BaseException:  # or the worker is told to stop
+            end_loading(pool)
+            raise
+
+    def _wait(self, pool: Any) -> None:
         deadline = time.monotonic() + self._timeout
         processes = pool_processes(pool)
         while not {process.pid for process in processes} <= self._warm:
@@ -135,6 +147,24 @@ class WarmUp:
                     f"pool process {process.pid} ended with status {process.exitcode}"
                     f" while loading its models"
                 )
+
+
+def end_loading(pool: Any) -> None:
+    """End a pool whose processes may still load."""
+    # Until a process has set its own signal handlers, it has the worker's, and misses SIGTERM.
+    killer = threading.Timer(_GRACE, _kill, [pool_processes(pool)])
+    killer.daemon = True
+    killer.start()
+    try:
+        pool.on_terminate()
+    finally:
+        killer.cancel()
+
+
+def _kill(processes: Iterable[Any]) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
 
 
 class ConcurrencyWarning:
