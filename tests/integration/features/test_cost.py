@@ -104,6 +104,7 @@ def test_a_body_that_is_too_large_to_decode_at_once_is_a_batch_of_its_own(place:
 
 def test_workers_report_cost_and_padding(place: Place):
     """How much of what the model computes is padding can be seen."""
+    place.wait_for_batches("f.tokens")
     before = place.worker.status()["f.tokens"]
     place.tokens.delay_rows(texts(10, 10, 5)).get(timeout=SOON)
     place.wait_for_batches("f.tokens")

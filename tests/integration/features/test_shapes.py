@@ -20,6 +20,7 @@ SHAPES = [[4, 16], [2, 32], [4, 8], [2, 16], [1, 32], [2, 8], [1, 16], [1, 8]]
 @POOLS
 def test_calls_are_filled_up_to_their_sizes(place: Place):
     """By repeating the last row; each gets its own output, and the padding is counted apart."""
+    place.wait_for_batches("f.sizes")
     before = place.worker.status()["f.sizes"]
     results = place.sizes.delay_many([1, 2, 3])
     answers = place.get(results)
