@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
+from billiard.exceptions import TimeLimitExceeded
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from tests.conftest import Shop
@@ -193,6 +194,18 @@ def test_load_that_never_ends_is_a_failed_start(shop: Shop):
 
     assert worker.child.wait(60)
     assert "not loaded after 1 s; raise batch_load_timeout" in worker.log
+
+
+def test_a_time_limit_fails_no_other_item_though_the_model_loads_again(shop: Shop):
+    """The time for which the process that was killed is replaced is not the others'."""
+    shop.worker(*COUNTER, "-c", "1", SHOP_LOAD_SECONDS="5")
+    items = [1, "slow", 2]
+    results = [shop.clerk.apply_async((item,), time_limit=2, queue="counter") for item in items]
+    first, slow, last = [result.get(timeout=60, propagate=False) for result in results]
+
+    assert [1, "slow", 2] in [fact["items"] for fact in shop.recall("clerk")]
+    assert [1, 2] == [first[0], last[0]]
+    assert isinstance(slow, TimeLimitExceeded)
 
 
 def test_worker_can_be_stopped_while_it_loads(shop: Shop):

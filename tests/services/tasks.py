@@ -288,6 +288,8 @@ class Clerk(Model):
     def predict(self, batch):
         """Name the process that answered."""
         remember("clerk", items=batch)
+        if "slow" in batch:
+            time.sleep(600)
         return [ValueError("cannot") if x == "bad" else [x, os.getpid()] for x in batch]
 
     def unload(self):

@@ -148,12 +148,22 @@ def test_revoked_item_of_a_lost_process_stays_revoked(worker: Worker, pool: Pool
 
 
 def test_items_over_the_time_limit_have_seconds_left(worker: Worker, pool: Pool):
-    """They run again alone, within what is left until limit + 5 s."""
+    """They run again alone, within what is left until twice the limit + 5 s."""
     calls = worker.send("pairs", "a", "b")
     lose(pool, einfo=error_info(TimeLimitExceeded(9.0)))
 
     assert [["a", "b"], ["a"], ["b"]] == pool.batches
-    assert all(5 < call.deadline - time.monotonic() <= 13.1 for call in calls)
+    assert all(14 < call.deadline - time.monotonic() <= 22.1 for call in calls)
+
+
+def test_an_item_that_runs_again_leaves_time_for_the_others(worker: Worker, pool: Pool):
+    """One that is over the limit again would else use up what is left for all."""
+    type(worker.app.tasks["pairs"]).time_limit = 30
+    worker.send("pairs", "a", "b")
+    pool.sent[0].accept_callback(1, time.monotonic() - 30)
+    pool.sent[0].error_callback(error_info(TimeLimitExceeded(30.0)))
+
+    assert 16 < pool.sent[1].timeout <= 17  # half of 30 + 4 s
 
 
 def test_second_time_over_the_limit_is_the_end(worker: Worker, pool: Pool):
@@ -169,10 +179,10 @@ def test_second_time_over_the_limit_is_the_end(worker: Worker, pool: Pool):
 def test_whose_turn_does_not_come_in_time_is_given_up(
     worker: Worker, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ):
-    """No caller waits longer than limit + 5 s, even if no process is free to try again."""
+    """No caller waits longer than twice the limit + 5 s, even if no process is free again."""
     worker.send("trios", "a", "b", "c")
     lose(pool, einfo=error_info(TimeLimitExceeded(9.0)))
-    later = time.monotonic() + 14.0
+    later = time.monotonic() + 23.0
     monkeypatch.setattr("celery_batch.worker.scheduling.task_queue.time.monotonic", lambda: later)
     worker.scheduler.dispatch()
 

@@ -288,8 +288,15 @@ class BatchJob:
 
     def _on_failure(self, einfo: Any, **_: Any) -> None:
         requests, self.error = self._close(), einfo.exception
-        was_alone = len(requests) == 1 and not self.neighbours
-        self._end(after_failure(self.task, requests, einfo, began=self.began, was_alone=was_alone))
+        follow_up = after_failure(
+            self.task,
+            requests,
+            einfo,
+            began=self.began,
+            was_alone=len(requests) == 1 and not self.neighbours,
+            load_seconds=self._scheduler.load_seconds,
+        )
+        self._end(follow_up)
 
     def _on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001 (the pool's signature)
         if soft:  # a hard one is reported as a failure
@@ -375,10 +382,10 @@ def _tightest_limits(task: Any, requests: Sequence[Any]) -> tuple[float | None, 
     limits = [request.time_limits for request in requests]
     hards = [own or task.time_limit for own, _ in limits if own or task.time_limit]
     softs = [own or task.soft_time_limit for _, own in limits if own or task.soft_time_limit]
-    # A request that runs again alone has what its first batch left it of the time.
+    # One that runs again alone has half of the time that is left: others wait behind it.
     deadlines = [request.deadline for request in requests if request.deadline is not None]
     if deadlines:
-        left = max(min(deadlines) - time.monotonic(), 0.01)
+        left = max((min(deadlines) - time.monotonic()) / 2, 0.01)
         if hards:
             hards.append(left + (_AFTER_SOFT if softs else 0.0))
         if softs:

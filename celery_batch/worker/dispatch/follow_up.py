@@ -43,8 +43,10 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that items get to run alone after the time limit of their batch.
-_GRACE = 4.0
+#: Seconds that items get to run again alone after the time limit of their batch, beyond that
+#: limit; and how much longer than at the worker's start the loads in that time may take in all:
+#: that of the batch's process, and of one more if an item is over the limit again.
+_GRACE, _LOADS = 4.0, 3.0
 
 #: Errors of a value that cannot be stored, now or later.
 LASTING_ERRORS = (EncodeError, TypeError, ValueError)
@@ -188,7 +190,13 @@ def _explain(end: BatchEnd) -> str:
 
 
 def after_failure(
-    task: Any, requests: Sequence[Any], einfo: Any, *, began: float | None, was_alone: bool
+    task: Any,
+    requests: Sequence[Any],
+    einfo: Any,
+    *,
+    began: float | None,
+    was_alone: bool,
+    load_seconds: float,  # for which a process that replaces another loads its models
 ) -> FollowUp:
     """Return what follows when the pool reports an error instead of an answer."""
     error = _unwrap(einfo)
@@ -197,7 +205,7 @@ def after_failure(
         einfo = error_info(error)
     if not state.should_terminate and task.acks_late:
         if isinstance(error, TimeLimitExceeded) and task.traces_items:
-            return _after_time_limit(requests, einfo, error, began=began)
+            return _after_time_limit(requests, einfo, error, began, load_seconds)
         if isinstance(error, WorkerLostError):
             follow_up = FollowUp()
             for request in requests:
@@ -241,7 +249,7 @@ def _after_loss(
 
 
 def _after_time_limit(
-    requests: Sequence[Any], einfo: Any, error: Any, *, began: float | None
+    requests: Sequence[Any], einfo: Any, error: Any, began: float | None, load_seconds: float
 ) -> FollowUp:
     if len(requests) == 1 or began is None:
         limit = requests[0].limit  # the task's own: a request that ran again had less
@@ -254,7 +262,7 @@ def _after_time_limit(
             follow_up.handler_calls.append(HandlerCall(request, request.on_failure, (einfo,)))
         else:
             request.is_suspect = True
-            _set_deadline(request, error.args[0], began)
+            _set_deadline(request, error.args[0], began + _LOADS * load_seconds)
             follow_up.run_again.append(request)
     return follow_up
 
@@ -274,7 +282,7 @@ def _fail(request: Any, limit: float | None, einfo: Any) -> None:
 
 def _set_deadline(request: Any, limit: float | None, began: float) -> None:
     if limit is not None and request.deadline is None:
-        request.limit, request.deadline = limit, began + limit + _GRACE
+        request.limit, request.deadline = limit, began + 2 * limit + _GRACE
 
 
 def _unwrap(einfo: Any) -> Any:

@@ -72,6 +72,8 @@ class WarmUp:
         self._timeout = timeout
         self._concurrency_warning = concurrency_warning
         self._warm: set[int] = set()
+        #: For how long the processes have loaded, at the worker's start.
+        self.seconds = 0.0
         self._plan = Plan(tasks, processes, address, os.getpid())
         self._plan.publish()
 
@@ -82,8 +84,10 @@ class WarmUp:
 
     def wait(self, pool: Any) -> None:
         """Return when every process of the pool is warm; end the pool if one cannot be."""
+        began = time.monotonic()
         try:
             self._wait(pool)
+            self.seconds = time.monotonic() - began
         except BaseException:  # or the worker is told to stop
             end_loading(pool)
             raise

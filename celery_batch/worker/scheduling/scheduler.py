@@ -23,6 +23,7 @@ from celery.worker.state import task_ready
 
 from celery_batch.batching.batcher import Wait
 from celery_batch.batching.policy import BatchPolicy
+from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import FollowUp, deadline_passed
 from celery_batch.worker.dispatch.job_submitter import JobSubmitter
@@ -222,6 +223,12 @@ class Scheduler:
             if late > task_queue.policy.linger_seconds:
                 task_queue.restart_linger()
         self.dispatch()
+
+    @property
+    def load_seconds(self) -> float:
+        """For how long a process of the pool loads its models; 0 on other pools than prefork."""
+        warm_up = WorkerContext.of(self._consumer.controller).warm_up
+        return 0.0 if warm_up is None else warm_up.seconds
 
     def on_start(self, job: BatchJob) -> None:
         """A pool process has accepted a job."""
