@@ -34,6 +34,10 @@ logger = logging.getLogger(__name__)
 #: Options that each call of a web server may have of its own: a deadline, and a request's id.
 _OWN = ("expires", "headers")
 
+#: Calls in one write from which on what they have in common is looked up once.  A single call is
+#: made as `apply_async` makes it, which fails at once if the result backend is away.
+_SEVERAL = 4
+
 
 class SeriesSender:
     """Makes the calls of one write, and looks up once what those of one kind have in common."""
@@ -84,9 +88,9 @@ class LoopCall(NamedTuple):
         elif self.on_abandoned is not None:
             self.on_abandoned(outcome)
 
-    def send(self, bulk: BulkWrite, series: SeriesSender) -> Any:
+    def send(self, bulk: BulkWrite, series: SeriesSender | None) -> Any:
         """Make the call, and return its result."""
-        result = series.send(self.task, self.args, self.kwargs, self.options)
+        result = series and series.send(self.task, self.args, self.kwargs, self.options)
         if result is None:
             apply = partial(self.task.apply_async, self.args, self.kwargs, **self.options)
             result = call_in_bulk(bulk, self.task, apply)
@@ -180,7 +184,7 @@ def _context(task: Any, *, is_admitted: bool) -> Context:
 def _send(calls: list[LoopCall]) -> list[Any]:
     """Send calls in one write, each in its own context; return results and errors."""
     bulk, outcomes = BulkWrite(), []
-    series = SeriesSender(bulk)
+    series = SeriesSender(bulk) if len(calls) >= _SEVERAL else None
     for call in calls:
         try:
             outcomes.append(call.context.run(call.send, bulk, series))
