@@ -43,6 +43,7 @@ class Call:
         self.key = (task_id, 0)
         self.is_revoked = False
         self.events = events
+        self.message: Any = None
         self._context = None
         self._on_ack = self._on_reject = lambda: self.events.append((self.id, "acknowledged"))
         #: Whether the result backend can be reached.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,6 +111,55 @@ def test_an_error_of_one_request_does_not_affect_the_others(
     assert ["b"] == worker.ids("marked failed")
     assert ["a", "b", "c"] == worker.ids("acknowledged")
     assert ["Could not finish shop.task[b]"] == caplog.messages
+    assert 0 == worker.in_flight
+
+
+def test_an_answer_for_requests_that_were_given_up_is_ignored(worker: Worker, pool: Pool):
+    """Their messages are with the broker: nothing of them is stored or acknowledged."""
+    calls = worker.send("pairs", "a", "b")
+    pool.sent[0].callback.__self__.submitted = False  # as while another thread hands it over
+    worker.scheduler.close(restarting=True)
+    pool.sent[0].callback(BatchEnd([(0, "A", 0.1), (0, "B", 0.1)]))
+
+    assert (0, []) == (worker.in_flight, worker.events)
+    assert not set(calls) & set(state.reserved_requests)
+
+
+def test_an_answer_of_another_length_fails_each_request(worker: Worker, pool: Pool):
+    """Each caller gets an answer, and the slot is free."""
+    worker.send("pairs", "a", "b")
+    pool.sent[0].accept_callback(77, 1.5)
+    pool.sent[0].callback(BatchEnd([(0, "A", 0.1)]))
+
+    assert ["a", "b"] == worker.ids("failed")
+    assert "1 results for 2 requests" in str(worker.events[-1][2].exception)
+    assert 0 == worker.in_flight
+
+
+@pytest.mark.parametrize("is_read_ahead", [False, True])
+def test_no_request_is_dropped_of_a_batch_that_is_handed_over(
+    start: Callable[..., Worker], *, is_read_ahead: bool
+):
+    """Another thread may find then that other workers took its messages: all of it runs."""
+
+    class Interrupted(Pool):
+        def apply_async(self, target: Callable[..., Any], args: Any, **options: Any) -> Any:
+            args[1].is_read_ahead = is_read_ahead
+            worker.scheduler.drop({"a"})
+            return super().apply_async(target, args, **options)
+
+    pool = Interrupted()
+    worker = start(pool)
+    task_queue = worker.scheduler.task_queue(worker.app.tasks["trios"])
+    for name in "abc":
+        call = Call(name, worker.events, "trios")
+        call.message = SimpleNamespace(delivery_tag=name)
+        worker.scheduler.add(task_queue, call)
+    pool.sent[0].accept_callback(77, 1.5)
+    ran = [delivery.task_id for delivery in pool.sent[0].deliveries]
+    pool.finish()
+
+    assert ["a", "b", "c"] == ran == worker.ids("settled") == worker.ids("acknowledged")
     assert 0 == worker.in_flight
 
 

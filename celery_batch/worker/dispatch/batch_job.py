@@ -23,6 +23,7 @@ from celery_batch.batching.batch import Batch
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.compat.billiard import PoolPipe, is_in_pool
 from celery_batch.compat.celery import does_debug, note_pool_result
+from celery_batch.errors import BatchError
 from celery_batch.worker.dispatch.follow_up import (
     BatchEnd,
     FollowUp,
@@ -67,6 +68,8 @@ class BatchJob:
         #: The jobs that are in its process with it, or were when the process died.
         self.neighbours: set[BatchJob] = set()
         self.submitted = False
+        #: Whether its payload is made, of which no request can be dropped any more.
+        self._is_leaving = False
         self._result: Any = lambda: None
         #: When a pool process accepted it, on the monotonic clock, and which.
         self.began: float | None = None
@@ -130,6 +133,8 @@ class BatchJob:
         if self.has_ended:
             raise TaskRevokedError(self.id)
         self._scheduler.running_messages.drop_taken_over()  # which calls `drop`
+        with self._lock:  # another thread may be in `drop`
+            self._is_leaving = True
         self._keep([not is_revoked(request) for request in self.requests])
         if not self.requests:
             self._end(FollowUp())
@@ -214,9 +219,9 @@ class BatchJob:
             task_ready(request)
 
     def drop(self, tags: set[str]) -> None:
-        """Drop the requests with these delivery tags, unless the pool has them: others run them."""
+        """Drop requests with these delivery tags, unless the pool gets them: others run them."""
         with self._lock:
-            if self.submitted or self.accepted or self.has_ended:
+            if self._is_leaving or self.has_ended:
                 return
             requests = self.requests
             wanted = [each.message.delivery_tag not in tags for each in requests]
@@ -282,9 +287,16 @@ class BatchJob:
         if isinstance(answer, ExceptionInfo):  # solo and threads report an exit of the model so
             self._on_failure(answer)
             return
-        requests = self._close()
-        self.answer = answer
-        self._end(after_answer(requests, answer, began=self.began or time.monotonic()))
+        requests, began = self._close(), self.began or time.monotonic()
+        found, asked = len(answer.results), len(requests)
+        if found == asked:
+            self.answer = answer
+            self._end(after_answer(requests, answer, began=began))
+            return
+        # The requests were given up meanwhile; else it is a fault, and each caller gets an answer.
+        self.error = BatchError(f"the pool process returned {found} results for {asked} requests")
+        einfo = error_info(self.error)
+        self._end(after_failure(self.task, requests, einfo, began=began, was_alone=False))
 
     def _on_failure(self, einfo: Any, **_: Any) -> None:
         requests, self.error = self._close(), einfo.exception

@@ -196,7 +196,7 @@ def after_failure(
     *,
     began: float | None,
     was_alone: bool,
-    load_seconds: float,  # for which a process that replaces another loads its models
+    load_seconds: float = 0.0,  # for which a process that replaces another loads its models
 ) -> FollowUp:
     """Return what follows when the pool reports an error instead of an answer."""
     error = _unwrap(einfo)
