@@ -249,7 +249,7 @@ class ClientMethods(Task):  # type: ignore[misc]
         """Forget results together, as a backfill does; see `celery_batch.client.results.result`."""
         _client("results.result").forget_many(results)
 
-    def is_served(self, queue: Any = None, *, timeout: float = 3.0) -> bool:
+    def is_served(self, queue: Any = None, *, timeout: float | None = 3.0) -> bool:
         """
         Return whether a worker takes calls of this task and has loaded its models.
 
@@ -258,20 +258,20 @@ class ClientMethods(Task):  # type: ignore[misc]
 
         Args:
             queue: The queue of the calls; the one that the task is routed to if None.
-            timeout: Seconds to wait for the broker.
+            timeout: Seconds to wait for the broker; None for as long as it takes.
 
         Raises:
             OperationalError: The broker has not answered.
         """
         return _client("served").is_served(self, queue, timeout)  # type: ignore[no-any-return]
 
-    async def ais_served(self, queue: Any = None, *, timeout: float = 3.0) -> bool:  # noqa: ASYNC109 (as its twin)
+    async def ais_served(self, queue: Any = None, *, timeout: float | None = 3.0) -> bool:  # noqa: ASYNC109 (as its twin)
         """
         Return whether a worker takes calls of this task, from a coroutine; see `is_served`.
 
         Args:
             queue: As for `is_served`.
-            timeout: Seconds to wait for the broker.
+            timeout: Seconds to wait for the broker; None for as long as it takes.
 
         Raises:
             OperationalError: The broker has not answered.

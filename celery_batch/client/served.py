@@ -107,14 +107,14 @@ class ServedPoller(BrokerPoller):
         return any(each["name"] == queue for queues in active.values() for each in queues)
 
 
-def is_served(task: Any, queue: Any, timeout: float) -> bool:
+def is_served(task: Any, queue: Any, timeout: float | None) -> bool:
     """Return whether a worker serves a task; see `ClientMethods.is_served`."""
     answer = _request(task, queue)
     wait((answer,), timeout)
     return _found(task, answer, timeout)
 
 
-async def ais_served(task: Any, queue: Any, timeout: float) -> bool:  # noqa: ASYNC109 (as its twin)
+async def ais_served(task: Any, queue: Any, timeout: float | None) -> bool:  # noqa: ASYNC109 (as its twin)
     """Return whether a worker serves a task; see `ClientMethods.ais_served`."""
     answer = _request(task, queue)
     if not answer.done():
@@ -130,9 +130,9 @@ def _request(task: Any, queue: Any) -> Future[Answer]:
     return ServedPoller.of(task.app).request(_queue_name(task, queue), task.name)
 
 
-def _found(task: Any, answer: Future[Answer], timeout: float) -> bool:
-    late = f"the broker has not answered within {timeout:g} s"
-    found = answer.result() if answer.done() else late
+def _found(task: Any, answer: Future[Answer], timeout: float | None) -> bool:
+    is_late = timeout is not None and not answer.done()
+    found = f"the broker has not answered within {timeout:g} s" if is_late else answer.result()
     if isinstance(found, str):
         raise OperationalError(f"{task.name}: whether it is served is not known: {found}")
     return found

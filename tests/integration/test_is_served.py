@@ -137,6 +137,12 @@ def test_from_coroutines(shop: Shop):
     assert [False] * 100 == before
 
 
+def test_a_wait_without_an_end(shop: Shop):
+    """None is no limit of the time for the broker's answer."""
+    assert shop.double.is_served(timeout=None) is False
+    assert asyncio.run(shop.elsewhere.ais_served(timeout=None)) is False
+
+
 def test_a_broker_that_is_away_is_no_answer():
     """A broker that cannot be reached raises an error, and is not an absent worker."""
     with Celery("away", broker=f"redis://127.0.0.1:{quiet_port()}/0", set_as_current=False) as app:
