@@ -22,6 +22,7 @@ from celery_batch import ConfigurationError, MessageRefused, MessageTooLarge
 from celery_batch.processes.managed_process import wait_until
 from tests.conftest import Shop
 from tests.services.hostile import HOSTILE, RAW, encoded, post, valid
+from tests.services.place import eventually
 
 #: Characters of what the worker may say about one refused message.
 LONGEST_LINE = 900
@@ -208,7 +209,7 @@ def test_caller_of_wrong_properties_hears_why(shop: Shop, properties: dict[str, 
         wrong.get(timeout=30)
 
 
-@pytest.mark.parametrize("priority", ["high", 1.5, -1, 256])
+@pytest.mark.parametrize("priority", ["high", 1.5, -1, 256, True, False])
 def test_a_wrong_priority_is_refused_at_the_call(each_shop: Shop, priority: Any):
     """By task and value, whatever the broker and the path."""
     task = each_shop.double
@@ -221,6 +222,16 @@ def test_a_wrong_priority_is_refused_at_the_call(each_shop: Shop, priority: Any)
     ):
         with pytest.raises(ConfigurationError, match=re.escape(words)):
             send()
+
+
+def test_a_higher_priority_of_an_older_caller(shop: Shop):
+    """On Redis such calls run as before, with their retries and what follows them."""
+    shop.worker("-c", "1")
+    following = shop.double.s().set(priority=300)
+    sent = shop.app.send_task("shop.again", ("one",), priority=300, chain=[following])
+
+    assert "one" == sent.get(timeout=30)
+    eventually(lambda: shop.recall("double"), "the call that follows")
 
 
 def test_compressed_message_is_measured_as_it_expands(each_shop: Shop):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -206,7 +207,12 @@ class CallSeries(NamedTuple):
 def check_priority(task: Any, options: Mapping[str, Any]) -> None:
     """Raise ConfigurationError for a priority that no message can have."""
     priority = options.get("priority", getattr(task, "priority", None))
-    if not (priority is None or (isinstance(priority, int) and 0 <= priority <= _HIGHEST)):
+    if priority is None:
+        return
+    # An older caller's message may have more on Redis; its retries and its chain go on with that.
+    most = _HIGHEST if task.app.current_worker_task is None else math.inf
+    is_whole = isinstance(priority, int) and not isinstance(priority, bool)
+    if not (is_whole and 0 <= priority <= most):
         raise ConfigurationError(
             f"{task.name}: priority: must be a whole number from 0 to {_HIGHEST}, got {priority!r}"
         )
