@@ -88,7 +88,10 @@ class ClientMethods(Task):  # type: ignore[misc]
                 except EncodeError as error:
                     serializer = options.get("serializer") or self.serializer
                     explained = import_module("celery_batch.serialization.encode_errors")
-                    raise explained.explained_call(error, self, args, kwargs, serializer) from error
+                    why = explained.explained_call(error, self, args, kwargs, serializer)
+                    if why is error:
+                        raise
+                    raise why from error
                 except Exception as error:
                     if not is_lost_backend(error):
                         raise

@@ -72,6 +72,8 @@ def explained_call(
             what = f"argument {argument}"
             found = _explained(encode, task.name, value, (what, name, "send"))
             return found or EncodeError(f"{task.name}: {name} cannot encode the {what}: {why}")
+    if task.app.conf.task_always_eager:  # the call was encoded, and the task itself has raised this
+        return error
     return EncodeError(f"{task.name}: {name} cannot encode the call: {error}")
 
 

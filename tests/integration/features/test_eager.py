@@ -190,6 +190,24 @@ def test_the_value_that_cannot_be_stored_is_named(scores, kind: str, says: str):
         scores.delay(kind).get()
 
 
+@pytest.mark.parametrize("way", ["delay", "apply"])
+def test_the_models_own_encode_error_is_raised_as_it_is(app: Celery, scores, way: str):
+    """With ``task_eager_propagates``; one of the call itself names the argument."""
+    app.conf.task_always_eager = app.conf.task_eager_propagates = True
+
+    @app.task(base=BatchTask, name="eager.own")
+    def own(x):  # noqa: ARG001 (its name is in the error)
+        raise EncodeError("of the model itself")
+
+    call = own.delay if way == "delay" else lambda x: own.apply((x,))
+    with pytest.raises(EncodeError, match=r"^of the model itself$"):
+        call(1)
+    with pytest.raises(EncodeError, match=r"^eager\.scores: the output has a set"):
+        scores.delay("set")
+    with pytest.raises(EncodeError, match=r"^eager\.own: the argument x is an object"):
+        own.delay(object())
+
+
 def test_an_output_that_can_be_stored_comes_back_as_it_is(scores):
     """The check encodes a copy: a tuple stays a tuple."""
     assert {"scores": [0.0, 0.0], "pair": (1, 2)} == scores.delay("list").get()
