@@ -206,8 +206,8 @@ def with_stored_values(
 def _can_be_sent(task: Any, args: Any, kwargs: Any, serializer: str) -> bool:
     """Return whether a call is one: else it raises as it is sent, and nothing is to be stored."""
     try:
-        if task.typing:
-            task.__header__(*(args or ()), **(kwargs or {}))
+        if task.typing and (check := getattr(task, "__header__", None)):  # else a class's task
+            check(*(args or ()), **(kwargs or {}))
         values = *(args or ()), *(kwargs or {}).values()
         is_plain = all(map(_is_plain, values)) and {str}.issuperset(map(type, kwargs or ()))
         if serializer == "json" and not is_plain:

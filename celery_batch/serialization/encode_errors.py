@@ -64,7 +64,9 @@ def explained_call(
 ) -> EncodeError:
     """Return an error that names the argument of a call that cannot be encoded."""
     encode, name = partial(dumps, serializer=serializer), f"the serializer {serializer!r}"
-    names = [*inspect.signature(task.__header__).parameters, *range(len(args or ()))]
+    of_call = getattr(task, "__header__", None)  # a task of a class has none
+    signature = task._batch_signature if of_call is None else inspect.signature(of_call)
+    names = [*signature.parameters, *range(len(args or ()))]
     for argument, value in [*zip(names, args or ()), *(kwargs or {}).items()]:  # noqa: B905
         try:
             encode(value)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from celery import chord, group, signals
 from kombu.exceptions import EncodeError, OperationalError
@@ -24,6 +27,8 @@ from celery_batch.client.results.result import BatchResult
 from celery_batch.processes.redis_server import RedisServer
 from tests.client.conftest import Sender
 from tests.services.eventually import eventually
+
+LARGE = np.ones(20_000, "f4")
 
 
 @contextmanager
@@ -430,6 +435,31 @@ def test_the_second_argument_is_named_too(
         here.task.apply_async(*call)
 
     assert {} == here.taken()
+
+
+def test_a_task_of_a_class_is_called_as_any_other(sender: Callable[..., Sender]) -> None:
+    """Celery does not check its arguments; the first call and later ones are sent alike."""
+    here = sender()
+
+    class Scale(BatchTask):
+        name = "scale"
+
+        def run(self, x: list[Any]) -> list[Any]:
+            """Return what came."""
+            return x
+
+    scale = here.app.register_task(Scale())
+    for item in (1, 2, LARGE):
+        scale.delay(item)
+    scale.delay_many([3, 4])
+    for item in ({1}, [LARGE, {1}]):
+        with pytest.raises(EncodeError, match=r"^scale: the argument x (is|has) a set"):
+            scale.delay(item)
+
+    (sent,) = here.taken().values()
+    bodies = [json.loads(b64decode(each["body"]))[0] for each in sent]
+    assert [[1], [2], [3], [4]] == [*bodies[:2], *bodies[3:]]
+    assert len(sent[2]["body"]) < LARGE.nbytes  # it is stored beside its message
 
 
 def test_a_callback_that_cannot_be_encoded_is_no_argument(sender: Callable[..., Sender]) -> None:

@@ -171,8 +171,8 @@ class CallSeries(NamedTuple):
         if expiry is None:
             return None
         args, kwargs = args or (), kwargs or {}
-        if task.typing:
-            task.__header__(*args, **kwargs)
+        if task.typing and (check := getattr(task, "__header__", None)):  # else a class's task
+            check(*args, **kwargs)
         if not isinstance(args, (list, tuple)):
             raise TypeError("task args must be a list or tuple")
         task_id = own.get("task_id") or options.get("task_id") or new_id()
