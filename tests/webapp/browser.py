@@ -71,9 +71,11 @@ def visited(page, url):
     page.set_default_timeout(_TIMEOUT)
     for event, listener in heard.items():
         page.on(event, listener)
-    policy = page.goto(url).headers["content-security-policy"]
-    assert policy.startswith("default-src 'none';")
-    yield page
-    for event, listener in heard.items():
-        page.remove_listener(event, listener)
+    try:
+        policy = page.goto(url).headers["content-security-policy"]
+        assert policy.startswith("default-src 'none';")
+        yield page
+    finally:  # other tests use the page, too
+        for event, listener in heard.items():
+            page.remove_listener(event, listener)
     assert not complaints, complaints
