@@ -39,7 +39,7 @@ _END = 1 << 14
 _FOR_EVER = 3.2e9
 
 
-def with_stored_result(backend: Any, meta: dict[str, Any]) -> dict[str, Any]:
+def with_stored_result(backend: Any, meta: dict[str, Any], task: str = "") -> dict[str, Any]:
     """Store the large parts of a result beside it; return what is left, all if none was."""
     payloads = AppPayloads.of(backend.app)
     if payloads.store is None or backend.serializer not in SERIALIZERS:
@@ -57,10 +57,14 @@ def with_stored_result(backend: Any, meta: dict[str, Any]) -> dict[str, Any]:
         return meta
     reference = taken.reference()
     if reference.total > payloads.settings.most:
-        what = "output and arguments have" if "args" in meta else "output has"
+        output = Payloads()
+        take_out(meta["result"], least, output, takes_bytes=payloads.takes_bytes)
+        what = "output has" if len(output) == len(taken) else "output and arguments have"
+        head = f"{task}: " if task else ""
         raise EncodeError(
-            f"the {what} {reference.total} bytes of large values, and batch_max_payload_size"
-            f" allows {payloads.settings.most}: raise it for callers and workers, or return less"
+            f"{head}the {what} {reference.total} bytes of large values, and"
+            f" batch_max_payload_size allows {payloads.settings.most}: raise it for callers and"
+            f" workers, or return less"
         )
     seconds = backend.expires + _LONGER if backend.expires else _FOR_EVER
     try:

@@ -164,11 +164,12 @@ class BulkResultWriter:
         meta = self._result_meta(result=result, state=state, traceback=traceback, request=request)
         meta["task_id"] = name
         reads = bool(getattr(request, READS_PAYLOADS, None))
+        task = getattr(request, "task", None) or ""
         # The body of a chord may start, and read the result, as soon as this part is counted.
         if thread.collects and not getattr(request, "chord", None):
-            self.add(meta, channel, self._backend.encode, reads_payloads=reads)
+            self.add(meta, channel, self._backend.encode, task, reads_payloads=reads)
             return result
-        entry = self._entry(meta, channel, self._backend.encode, reads_payloads=reads)
+        entry = self._entry(meta, channel, self._backend.encode, task, reads_payloads=reads)
         if thread.stores_each:
             self._write([entry])
         else:
@@ -176,12 +177,18 @@ class BulkResultWriter:
         return result
 
     def add(
-        self, meta: dict[str, Any], channel: str, encode: _Encode, *, reads_payloads: bool = False
+        self,
+        meta: dict[str, Any],
+        channel: str,
+        encode: _Encode,
+        task: str = "",  # for errors
+        *,
+        reads_payloads: bool = False,
     ) -> None:
         """Collect a result of Celery's backend, unless the task has succeeded before."""
         entries = self._thread.entries
         channel = channel if self._notifies else ""
-        entry = self._entry(meta, channel, encode, reads_payloads=reads_payloads)
+        entry = self._entry(meta, channel, encode, task, reads_payloads=reads_payloads)
         former = entries.get(entry.key)
         if former is None or former.state != states.SUCCESS:
             entries[entry.key] = entry
@@ -236,11 +243,17 @@ class BulkResultWriter:
         return list(entries.values())
 
     def _entry(
-        self, meta: dict[str, Any], channel: str, encode: _Encode, *, reads_payloads: bool
+        self,
+        meta: dict[str, Any],
+        channel: str,
+        encode: _Encode,
+        task: str,
+        *,
+        reads_payloads: bool,
     ) -> Entry:
         backend, task_id, state = self._backend, meta["task_id"], meta["status"]
         if reads_payloads and state == states.SUCCESS and may_be_large((meta["result"],), None):
-            meta = with_stored_result(backend, meta)
+            meta = with_stored_result(backend, meta, task)
         value = encode(meta)
         if isinstance(value, str) and len(value) > self._largest:
             raise BackendStoreError("value too large for Redis", state=state, task_id=task_id)

@@ -263,10 +263,13 @@ def test_an_output_that_is_too_large(place: Place):
     queue, sizes = place.unique("large"), [100_000, 600_000, 200_000]
     with place.another(queue=queue, conf={"batch_max_payload_size": 500_000}):
         results = place.ones.apply_many([((size,), None) for size in sizes], queue=queue)
-        with pytest.raises(
-            EncodeError, match=r"600000 bytes .* batch_max_payload_size allows 5000"
-        ):
+        words = r"has 600000 bytes .* batch_max_payload_size allows 5000"
+        with pytest.raises(EncodeError, match=rf"^f\.ones: the output {words}"):
             results[1].get(timeout=SOON)
+        both = place.echo_value.apply_async((np.ones(300_000, "u1"),), queue=queue)
+        words = r"^f\.echo_value: the output and arguments have 600000 bytes "
+        with pytest.raises(EncodeError, match=words):  # its arguments are in the result, too
+            both.get(timeout=SOON)
 
         assert [100_000, 200_000] == [each.size for each in place.get(results[::2])]
         assert ["SUCCESS", "FAILURE", "SUCCESS"] == [each.state for each in results]
