@@ -228,8 +228,10 @@ class KeyedBatcher(Generic[T]):
 
     @property
     def is_full(self) -> bool:
-        """Whether a batch waits that cannot grow."""
-        return self._suspects.is_full or self._whole_keys > 0
+        """Whether a batch waits that cannot grow, or that gains little by waiting."""
+        if self._suspects.is_full or self._whole_keys:
+            return True
+        return self._ready_keys >= _MANY_READY
 
     @property
     def next_deadline(self) -> float | None:
@@ -382,7 +384,7 @@ class KeyedBatcher(Generic[T]):
         if not self._keys:
             return Wait(None)
         due = self._find_due(now)
-        if full_only and not self._whole_keys and self._ready_keys < _MANY_READY:
+        if full_only and not self.is_full:
             return Wait(None)
         if not self._ready_keys:
             return Wait(due - now)

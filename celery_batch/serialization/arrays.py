@@ -27,6 +27,8 @@ from typing import Any
 
 from kombu.utils.json import object_hook, register_type
 
+from celery_batch.compat.kombu_json import json_encoder_of
+
 __all__ = [
     "NDARRAY",
     "TENSOR",
@@ -377,9 +379,6 @@ class _LoadedType(type):
     module: str
     name: str
 
-    #: Whether JSON has a list of numbers in the place of such a value, in this process.
-    is_list = False
-
     def __instancecheck__(cls, value: object) -> bool:
         """Return whether a value is an instance of the class that it stands for."""
         return cls.__subclasscheck__(type(value))
@@ -429,15 +428,20 @@ def array_parts(value: Any) -> tuple[str, str, list[int], Any]:
     return TENSOR, *_tensor_parts(value)
 
 
+@lru_cache(maxsize=256)
+def _kind_in_json(kind: type) -> str | None:
+    """Return how JSON names arrays of a type; None for other types, and those encoded otherwise."""
+    encoder = json_encoder_of(kind)
+    if encoder is _encode_array:
+        return NDARRAY
+    return TENSOR if encoder is _encode_tensor else None
+
+
 def array_text(value: Any) -> str | None:
     """Return an array or a tensor as kombu's JSON has it; None for another value."""
-    if isinstance(value, _NDArray):
-        kind, is_list = NDARRAY, _NDArray.is_list
-    elif isinstance(value, _Tensor):
-        kind, is_list = TENSOR, _Tensor.is_list
-    else:
-        return None
-    if is_list:
+    type_: Any = type(value)
+    kind = _kind_in_json(type_)
+    if kind is None:
         return None
     _, dtype, shape, data = array_parts(value)
     text = f'["{dtype}", {shape}, "{_base64(data)}"]'
@@ -550,7 +554,7 @@ def register_arrays_as_lists() -> None:
     """Have kombu's JSON encode arrays and tensors as lists of numbers, in this process."""
     for kind in (_NDArray, _Tensor):
         register_type(kind, None, methodcaller("tolist"))
-        kind.is_list = True
+    _kind_in_json.cache_clear()
 
 
 @cache
@@ -579,3 +583,4 @@ def register_encoders() -> None:
     register_type(_NDArray, NDARRAY, _encode_array, _decoder(NDARRAY))
     register_type(_Tensor, TENSOR, _encode_tensor, _decoder(TENSOR))
     register_type(_NumPyScalar, None, _encode_scalar)
+    _kind_in_json.cache_clear()

@@ -136,8 +136,7 @@ def encode_json(value: Any) -> str:
 
 def encode_result(meta: dict[str, Any]) -> str:
     """Encode a result's meta data as `encode_json`; an array takes a fraction of the time."""
-    result = meta["result"]
-    text = None if type(result) in PLAIN else array_text(result)
+    text = array_text(meta["result"])
     if text is None:
         return encode_json(meta)
     return encode_json({**meta, "result": None}).replace(_NO_RESULT, f'"result": {text}', 1)

@@ -428,3 +428,19 @@ def test_a_value_that_contains_itself():
     value.append(value)
     with pytest.raises(ValueError, match="Circular"):
         encode_json(value)
+
+
+class Scaled(np.ndarray):
+    """An array that says itself how JSON has it."""
+
+    def __json__(self) -> list[float]:
+        """Return its numbers."""
+        return self.tolist()
+
+
+def test_what_others_have_registered_is_kept():
+    """As an array that knows how it is encoded, a result is what kombu makes of it."""
+    meta = {"status": "SUCCESS", "result": np.ones(2).view(Scaled), "traceback": None}
+
+    assert encode_json(meta) == encode_result(meta)
+    assert [1.0, 1.0] == loads(encode_result(meta), "application/json", "utf-8")["result"]

@@ -164,4 +164,4 @@ def test_error_of_the_recorder_affects_no_request(
     end_with(BatchEnd([(0, None, 0.1)] * 3))
 
     assert ["a", "b", "c"] == worker.ids("settled")
-    assert "Could not record" in caplog.text
+    assert "Could not record a batch of trios" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -19,7 +20,7 @@ from celery_batch.worker.dispatch.follow_up import BatchEnd
 from celery_batch.worker.scheduling import scheduler
 from celery_batch.worker.scheduling.task_queue import TaskQueue
 from tests.worker.conftest import same
-from tests.worker.doubles import Pool, Worker
+from tests.worker.doubles import Call, Pool, Worker
 
 
 def reserved() -> set[str]:
@@ -376,3 +377,37 @@ def test_a_task_may_get_its_first_request_meanwhile(
     pool.finish(0)
 
     assert {"a", "b"} == {name for batch in pool.batches for name in batch}
+
+
+def first_of(item: Any, key: Any) -> Any:  # noqa: ARG001 (a key gets all arguments)
+    """Return what came first."""
+    return item
+
+
+def test_many_ready_keys_leave_places_to_other_tasks(
+    app: Celery, start: Callable[..., Worker], clock: ManualClock
+):
+    """They take the place behind the running batch, so that no slot is ever free for others."""
+    app.task(base=BatchTask, name="keyed", max_batch_size=8, batch_by="key")(first_of)
+    pool = Pool()
+    worker = start(pool)
+    keyed = worker.scheduler.task_queue(app.tasks["keyed"])
+
+    def send(number: int) -> None:
+        call = Call(f"{number}", worker.events, "keyed")
+        call.batch_key = number
+        worker.scheduler.add(keyed, call)
+
+    for number in range(60):
+        send(number)
+    clock.advance(1.0)
+    worker.send("trios", "other")
+    for number in range(60):
+        if ["other"] in pool.batches:
+            break
+        clock.advance(20.0)
+        send(60 + number)  # so that as many wait as before
+        pool.sent[number].accept_callback(1, clock())
+        pool.finish(number)
+
+    assert ["other"] in pool.batches[:5]

@@ -171,7 +171,8 @@ class BatchJob:
 
     def _submit(self, pool: Any) -> Any:
         _apply_worker_limits(pool, self.task, self.requests)
-        soft, hard = _tightest_limits(self.task, self.requests)
+        others_wait = self._scheduler.task_queue(self.task).next_deadline is not None
+        soft, hard = _tightest_limits(self.task, self.requests, shares_time=others_wait)
         payload = self._payload()
         if not isinstance(pool, PreforkPool):  # else a copy has gone to a process
             self._own_payload = payload
@@ -389,15 +390,18 @@ def _apply_worker_limits(pool: Any, task: Any, requests: Sequence[Any]) -> None:
             )
 
 
-def _tightest_limits(task: Any, requests: Sequence[Any]) -> tuple[float | None, float | None]:
+def _tightest_limits(
+    task: Any, requests: Sequence[Any], *, shares_time: bool
+) -> tuple[float | None, float | None]:
     """Return the soft and the hard limit of a batch, in seconds."""
     limits = [request.time_limits for request in requests]
     hards = [own or task.time_limit for own, _ in limits if own or task.time_limit]
     softs = [own or task.soft_time_limit for _, own in limits if own or task.soft_time_limit]
-    # One that runs again alone has half of the time that is left: others wait behind it.
+    # One that runs again alone has half of the time that is left, if others wait for the rest.
     deadlines = [request.deadline for request in requests if request.deadline is not None]
     if deadlines:
-        left = max((min(deadlines) - time.monotonic()) / 2, 0.01)
+        left = min(deadlines) - time.monotonic()
+        left = max(left / 2 if shares_time else left, 0.01)
         if hards:
             hards.append(left + (_AFTER_SOFT if softs else 0.0))
         if softs:

@@ -84,7 +84,9 @@ class BatchPayload(list[Delivery]):
 
     def __init__(self, deliveries: Iterable[Delivery] = (), **about: Any) -> None:
         super().__init__(deliveries)
-        vars(self).update(about)
+        for name, value in about.items():
+            getattr(BatchPayload, name)  # raises for one that is misspelt
+            setattr(self, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle them as columns, which pool processes turn back into a list."""

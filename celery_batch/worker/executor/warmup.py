@@ -167,8 +167,9 @@ def end_loading(pool: Any) -> None:
 
 def _kill(processes: Iterable[Any]) -> None:
     for process in processes:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
+        if process.exitcode is None:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
 
 
 class ConcurrencyWarning:

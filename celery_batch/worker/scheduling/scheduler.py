@@ -58,6 +58,7 @@ class Scheduler:
         self.running_messages = RunningMessages()
         #: Records what became of each batch.
         self.recorder = BatchRecorder()
+        self._has_failed_to_record = False
         self.slots = Slots(consumer.pool)
         self._task_queues: dict[str, TaskQueue] = {}
         #: How many more messages are of use.
@@ -269,18 +270,29 @@ class Scheduler:
             self.slots.jobs.discard(job)
             self._priority.batch_ended(self.task_queue(job.task), job)
         self._submitter.job_left(job)
-        with _errors_logged(job):
+        with self._errors_logged(job):
             self.task_queue(job.task).job_left(job)
 
     def _record(self, job: BatchJob, follow_up: FollowUp) -> None:
         """Note what a batch has taken, and what became of its requests."""
         task_queue = self.task_queue(job.task)
-        with _errors_logged(job):
+        with self._errors_logged(job):
             if job.answer is not None:
                 task_queue.note_answer(job.answer, job.batches)
             may_be_unread = self.slots.run_inline and self.reads_singly
             task_queue.batch_ended(job, may_be_unread=may_be_unread)
             self.recorder.ended(job, follow_up)
+
+    @contextmanager
+    def _errors_logged(self, job: BatchJob) -> Iterator[None]:
+        """Log an error in learning from a job, whose requests must get their ends all the same."""
+        try:
+            yield
+        except Exception:
+            # Once: the error is probably the same for all batches.
+            level = logging.DEBUG if self._has_failed_to_record else logging.ERROR
+            self._has_failed_to_record = True
+            logger.log(level, "Could not record a batch of %s", job.task.name, exc_info=True)
 
     def _enqueue_again(self, request: Any) -> bool:
         """Queue a request that has left its task queue before; return whether it can run again."""
@@ -369,12 +381,3 @@ class Scheduler:
                     for name, task_queue in task_queues
                 }
             )
-
-
-@contextmanager
-def _errors_logged(job: BatchJob) -> Iterator[None]:
-    """Log an error in learning from a job, whose requests must get their ends all the same."""
-    try:
-        yield
-    except Exception:
-        logger.exception("Could not record the times of a batch of %s", job.task.name)

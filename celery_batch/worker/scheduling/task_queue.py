@@ -307,9 +307,10 @@ class TaskQueue:
             return int(min(by_work / work_each if work_each else _NEVER, by_rows / rows_each))
 
         left = max(fit(batches), batches - requests, 0)
-        # A batch's worth at once: read one by one, each message would cost a round trip.
-        if ahead and (window := self._window) and fit(batches + window - 1) >= 0:
-            left = max(left, min(fit(batches + window), ahead))
+        if ahead and (window := self._window):
+            # Of keys a batch's worth at once: one by one, each message would cost a round trip.
+            is_worth_it = self._by_key is None or fit(batches + window - 1) >= 0
+            left = max(left, min(fit(batches + window), ahead) if is_worth_it else 0)
         return left
 
     @property
