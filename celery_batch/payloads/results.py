@@ -7,13 +7,13 @@ from typing import Any
 
 from celery import states
 from celery.backends.redis import RedisBackend
-from kombu.exceptions import EncodeError
 
 from celery_batch.errors import InvalidPayload
 from celery_batch.payloads.app_payloads import SERIALIZERS, AppPayloads
 from celery_batch.payloads.store import StoreError
 from celery_batch.payloads.values import PayloadReference, Payloads, put_back, take_out
 from celery_batch.protocol import PAYLOADS
+from celery_batch.serialization.encode_errors import OutputTooLarge
 
 __all__ = [
     "forget_payload",
@@ -61,7 +61,7 @@ def with_stored_result(backend: Any, meta: dict[str, Any], task: str = "") -> di
         take_out(meta["result"], least, output, takes_bytes=payloads.takes_bytes)
         what = "output has" if len(output) == len(taken) else "output and arguments have"
         head = f"{task}: " if task else ""
-        raise EncodeError(
+        raise OutputTooLarge(
             f"{head}the {what} {reference.total} bytes of large values, and"
             f" batch_max_payload_size allows {payloads.settings.most}: raise it for callers and"
             f" workers, or return less"

@@ -16,7 +16,13 @@ from kombu.serialization import dumps
 from celery_batch.formatting import with_article
 from celery_batch.serialization.arrays import is_array
 
-__all__ = ["check_output", "explain_encode_errors", "explained_call", "explained_items"]
+__all__ = [
+    "OutputTooLarge",
+    "check_output",
+    "explain_encode_errors",
+    "explained_call",
+    "explained_items",
+]
 
 #: Types that every serializer encodes; NumPy's ``float64`` is a ``float`` with a ``tolist``, too.
 _PLAIN = (str, bytes, int, float, bool, type(None))
@@ -26,6 +32,10 @@ _LISTABLE = (AbstractSet, Iterator, range)
 
 #: Most values that are searched for one that cannot be encoded.
 _MOST_VALUES = 10_000
+
+
+class OutputTooLarge(EncodeError):
+    """An output has more bytes of large values than are stored; it says so itself."""
 
 
 def check_output(backend: Any, task: str, output: Any) -> None:
@@ -50,9 +60,9 @@ def explain_encode_errors(backend: Any) -> None:
     ) -> Any:
         try:
             return own(task_id, result, request, *args, **options)
+        except OutputTooLarge as error:
+            raise EncodeError(*error.args) from None
         except EncodeError as error:
-            if error.__cause__ is None:  # not kombu's, which says less
-                raise
             name = getattr(request, "task", None)
             raise _explained_output(error, backend, name, result) from error
 
