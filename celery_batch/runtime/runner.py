@@ -518,6 +518,11 @@ def checked(name: str, outputs: Any, size: int, filling: int = 0) -> Sequence[An
             f"{name} returned {_describe(outputs)} for {batch};"
             f" it must return a list with one output per input, in order"
         )
+    if isinstance(outputs, tuple) and _are_columns(outputs, size):
+        raise WrongResultCount(
+            f"{name} returned a tuple of {len(outputs)} columns for {batch}; it must return one"
+            f" output per input, in order, as in: return list(zip(scores, labels))"
+        )
     if len(outputs) != size:
         raise WrongResultCount(
             f"{name} returned {len(outputs)} outputs for {batch};"
@@ -541,6 +546,30 @@ def _all(error: Exception, part: range) -> list[Outcome]:
 
 def _describe(outputs: Any) -> str:
     return "None" if outputs is None else f"a value of type {type(outputs).__name__}"
+
+
+def _are_columns(outputs: tuple[Any, ...], size: int) -> bool:
+    """Return whether a tuple's values, each as long as the batch, cannot be outputs of items."""
+    if len(outputs) < 2 or any(_row_count(each) != size for each in outputs):  # noqa: PLR2004
+        return False
+    first = _row_type(outputs[0])
+    return len(outputs) != size or any(_row_type(each) != first for each in outputs)
+
+
+def _row_count(values: Any) -> int | None:
+    """Return how many rows a list, an array or a tensor has; None for anything else."""
+    if type(values) in (list, tuple):
+        return len(values)
+    shape = getattr(values, "shape", None) if hasattr(values, "tolist") else None
+    return shape[0] if shape else None
+
+
+def _row_type(values: Any) -> Any:
+    """Return what an array's rows have in common, and None for those of a list."""
+    if not hasattr(values, "tolist"):
+        return None
+    dtype = getattr(values, "dtype", None)
+    return getattr(dtype, "char", dtype), tuple(values.shape[1:])  # texts may differ in length
 
 
 def _repeated(outputs: int, size: int) -> str:

@@ -126,6 +126,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         if self._concurrency_warning is not None:
             self._concurrency_warning.log_processes()
         try:
+            _refuse_own_dead_letters(worker.app)
             _refuse_green_threads(worker, self.tasks)
             if self._warm_up is not None:
                 self._warm_up.wait(worker.pool)
@@ -188,6 +189,16 @@ def _refuse_green_threads(worker: Any, tasks: list[Any]) -> None:
         raise ConfigurationError(
             f"the {name} pool cannot run batch tasks ({names}): a model would stop the worker's"
             f" loop; leave --pool out, or give this worker other queues: --pool={name} -Q NAME"
+        )
+
+
+def _refuse_own_dead_letters(app: Any) -> None:
+    """Refuse to consume the dead-letter queue: its messages would be refused, and written again."""
+    name = Settings.of(app).dead_letter_queue
+    if name in app.amqp.queues.consume_from:
+        raise ConfigurationError(
+            f"batch_dead_letter_queue: this worker consumes {name!r}, and would refuse its messages"
+            f" again and again; name a queue that no worker consumes, or exclude it: -X {name}"
         )
 
 

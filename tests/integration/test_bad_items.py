@@ -87,6 +87,18 @@ def test_poison_is_kept_with_its_error(shop: Shop):
     assert [["exit"], {}] == message.payload[:2]
 
 
+def test_a_dead_letter_queue_that_the_worker_consumes_is_refused(shop: Shop):
+    """Its messages would be refused and written there again, without end."""
+    conf = {"batch_dead_letter_queue": "morgue"}
+    worker = shop.launch("-c", "1", "-Q", "celery,morgue", conf=conf)
+
+    assert worker.child.wait(60)
+    assert 0 != worker.child.exit_code
+    words = "This worker cannot start: batch_dead_letter_queue: this worker consumes 'morgue'"
+    assert words in worker.log
+    assert "-X morgue" in worker.log
+
+
 def test_early_acknowledged_batch_is_not_run_again(shop: Shop):
     """With acks_late=False a lost process fails its batch, as in Celery: nothing runs twice."""
     shop.worker("-c", "1", conf={"task_annotations": {"shop.deadly": {"acks_late": False}}})

@@ -391,6 +391,57 @@ def test_what_is_no_list_is_refused_by_name(outputs: Any, what: str):
     ) == str(the_error(outcomes))
 
 
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        (np.array([0.1, 0.9]), np.array([3, 4])),
+        (np.zeros((2, 3)), np.zeros(2)),
+        (torch.zeros(2), np.zeros(2)),
+        (np.array([0.1, 0.9]), ["cat", "dog"]),
+        torch.zeros(2, 3).max(dim=1),
+        ([0.1, 0.9], ["cat", "dog"], [1, 2]),
+        (torch.zeros(2), torch.zeros(2), torch.zeros(2), torch.zeros(2)),
+    ],
+    ids=["dtype", "shape", "library", "list", "values, indices", "three lists", "four tensors"],
+)
+def test_columns_are_nobody_s_output(outputs: tuple[Any, ...]):
+    """A tuple with a value of each item in each of its columns is refused in any number."""
+    outcomes = returning(outputs).run(["a", "b"])
+
+    assert isinstance(the_error(outcomes), WrongResultCount)
+    assert (
+        f"shop.model returned a tuple of {len(outputs)} columns for a batch of 2; it must return"
+        " one output per input, in order, as in: return list(zip(scores, labels))"
+    ) == str(the_error(outcomes))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_two_columns_fail_in_every_batch(size: int):
+    """Whether a batch happens to have as many items as there are columns makes no difference."""
+    columns = (torch.zeros(size), torch.zeros(size, dtype=torch.int64))
+    outcomes = returning(columns).run(["a"] * size)
+
+    assert f"a tuple of 2 columns for a batch of {size};" in str(the_error(outcomes))
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        torch.ones(2, 2).unbind(),
+        (np.array(["a", "b"]), np.array(["long", "er"])),
+        (np.zeros((2, 3)), np.zeros((1, 4))),
+        ([1, 2], ["a", "b"]),
+        ("ab", "cd"),
+    ],
+    ids=["unbind", "texts", "shapes", "lists", "strings"],
+)
+def test_a_tuple_of_rows_is_outputs(outputs: tuple[Any, ...]):
+    """Also where each of them is as long as the batch."""
+    found = values(returning(outputs).run(["a", "b"]))
+
+    assert [id(each) for each in outputs] == [id(each) for each in found]
+
+
 def test_model_s_own_list_may_change_afterwards():
     """A model that fills one list again and again does not rewrite outcomes."""
     reused = [1, 2]
