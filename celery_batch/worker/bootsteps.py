@@ -138,6 +138,8 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
                 registry.prepare_later(partial(load_models, worker.app, ()))
         except BatchError as error:
             release_starter(worker)
+            if self._warm_up is not None:
+                end_loading(worker.pool)
             self._fail(error)
         overlap_in(worker.pool, worker.app)
         gc.freeze_existing()

@@ -33,6 +33,7 @@ FEW = {
     "celery_batch.cli.main",
     "celery_batch.compat",
     "celery_batch.compat.backend_hooks",
+    "celery_batch.compat.kombu_json",
     "celery_batch.errors",
     "celery_batch.protocol",
     "celery_batch.worker",

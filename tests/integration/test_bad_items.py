@@ -90,7 +90,8 @@ def test_poison_is_kept_with_its_error(shop: Shop):
 def test_a_dead_letter_queue_that_the_worker_consumes_is_refused(shop: Shop):
     """Its messages would be refused and written there again, without end."""
     conf = {"batch_dead_letter_queue": "morgue"}
-    worker = shop.launch("-c", "1", "-Q", "celery,morgue", conf=conf)
+    slowly = {"SHOP_FORK_SECONDS": "3", "SHOP_LOAD_SECONDS": "600"}
+    worker = shop.launch("-c", "1", "-Q", "counter,morgue", conf=conf, **slowly)
 
     assert worker.child.wait(60)
     assert 0 != worker.child.exit_code
