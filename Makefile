@@ -88,7 +88,7 @@ check-rest: $(STAMP)
 	@$(BIN)/python tests/lock.py
 	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(BIN)/python -m sphinx -b html -n -W -q docs build/docs
-	@COVERAGE_FILE=.coverage.batching $(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/batching --cov=celery_batch.batching --cov-report=term-missing:skip-covered --cov-fail-under=100
+	@COVERAGE_FILE=.coverage.batching $(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/batching --hypothesis-profile=many-examples --cov=celery_batch.batching --cov-report=term-missing:skip-covered --cov-fail-under=100
 	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/docs
 
 bench: $(STAMP) ## Measure ours and the peers, and renew the figures of README and docs (CASE="cost noop" for some)

@@ -61,14 +61,16 @@ _LONGEST_FIRST = (
 
 # Neither drawing an example nor running it is quick on a machine that does other things, too.
 # Under CI Hypothesis would draw the same examples in every run; here each run draws new ones.
-settings.register_profile(
-    "new-examples",
-    deadline=None,
-    derandomize=False,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("new-examples")
+for _name, _examples in (("few-examples", 25), ("many-examples", 100)):
+    settings.register_profile(
+        _name,
+        max_examples=_examples,
+        deadline=None,
+        derandomize=False,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile("many-examples" if "THOROUGH" in os.environ else "few-examples")
 
 # Each connection reads the metadata of redis-py for its version.
 redis.utils.get_lib_version = lru_cache(redis.utils.get_lib_version)
