@@ -10,6 +10,8 @@ from celery import chain, chord, group
 from celery_batch import ChunkFailed
 from tests.services.place import SOON, Place
 
+pytestmark = pytest.mark.alike_on_brokers
+
 POOLS = pytest.mark.pools("prefork", "solo", "threads")
 
 

@@ -8,6 +8,8 @@ from celery.result import AsyncResult
 from celery_batch import BatchInfo
 from tests.services.place import SOON, Place, batch_info
 
+pytestmark = pytest.mark.alike_on_brokers
+
 EVERY_POOL = ("prefork", "solo", "threads")
 
 

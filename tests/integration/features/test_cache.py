@@ -9,6 +9,8 @@ import pytest
 from celery_batch import BatchInfo, ChunkFailed
 from tests.services.place import SOON, Place, batch_info, eventually
 
+pytestmark = pytest.mark.alike_on_brokers
+
 EVERY_POOL = ("prefork", "solo", "threads")
 
 

@@ -69,6 +69,7 @@ def test_chunks_and_single_requests_share_batches(place: Place):
     assert [1, 64, 36 + 20, 30] == sizes(place)
 
 
+@pytest.mark.alike_on_brokers
 def test_small_chunks_are_merged(place: Place):
     """Chunks that do not fit into one call side by side share two, where that saves a third."""
     gate = close_both_slots(place)
@@ -80,6 +81,7 @@ def test_small_chunks_are_merged(place: Place):
     assert [64, 56] == sizes(place)
 
 
+@pytest.mark.alike_on_brokers
 def test_status_counts_rows_and_calls(place: Place):
     """An operator sees how many requests there were, and how many rows and model calls."""
     names = ("requests", "rows", "batches", "model_calls")
@@ -93,6 +95,7 @@ def test_status_counts_rows_and_calls(place: Place):
     assert [1, 100, 1, 2] == [now - then for now, then in zip(counts(), before, strict=True)]
 
 
+@pytest.mark.alike_on_brokers
 def test_several_parameters_are_several_lists(place: Place):
     """A chunk is called as the batch function is: a list for each parameter, by place or name."""
     results = [
@@ -106,6 +109,7 @@ def test_several_parameters_are_several_lists(place: Place):
     assert [[11, 22, 33]] * 3 + [[2, 3, 4], 11] == place.get(results)
 
 
+@pytest.mark.alike_on_brokers
 @pytest.mark.pools(*EVERY_POOL)
 def test_a_failed_row_fails_its_chunk_and_nobody_else(place: Place):
     """The error names the rows, has each one's own error, and keeps the other outputs."""
@@ -123,6 +127,7 @@ def test_a_failed_row_fails_its_chunk_and_nobody_else(place: Place):
     assert [14, [16, 18]] == place.get(neighbours)
 
 
+@pytest.mark.alike_on_brokers
 def test_the_culprit_of_a_chunk_is_found(place: Place):
     """A row that makes every call fail it is in is looked for by halves, slice by slice."""
     rows = list(range(200))
@@ -134,6 +139,7 @@ def test_the_culprit_of_a_chunk_is_found(place: Place):
     assert 4 + 2 * 6 == len(sizes(place))
 
 
+@pytest.mark.alike_on_brokers
 def test_a_chunk_keeps_to_the_memory_there_is(place: Place):
     """What does not fit is halved, and slices are not larger from there on."""
     queue = place.unique("hungry")
@@ -188,6 +194,7 @@ def test_a_worker_that_knows_no_batches_runs_a_chunk(place: Place):
     assert [64, 36, 2] == sizes(place)
 
 
+@pytest.mark.alike_on_brokers
 def test_chunks_in_canvases(place: Place):
     """A chunk's list goes on as one argument; in a group it is one member."""
     rows = place.rows.rows_signature
@@ -201,6 +208,7 @@ def test_chunks_in_canvases(place: Place):
     assert [12, 18, [[2, 4], 6, [8]], [[2, 4], [6]]] == place.get(results)
 
 
+@pytest.mark.alike_on_brokers
 def test_a_chunk_is_made_of_an_earlier_result(place: Place):
     """A task in the middle of a chain is replaced by a chunk, whose list goes on."""
     numbers = place.rows.rows_signature([1, 2, 3])
@@ -210,6 +218,7 @@ def test_a_chunk_is_made_of_an_earlier_result(place: Place):
     assert [3, 3] == sizes(place)
 
 
+@pytest.mark.alike_on_brokers
 def test_link_and_link_error_of_a_chunk(place: Place):
     """A chunk calls back once, with its list or with its error."""
     place.rows.apply_rows([1, 2], link=place.note.s())
@@ -231,6 +240,7 @@ def test_a_row_that_is_to_be_retried_retries_its_chunk(place: Place):
     assert words * 3 == place.items("stubborn")
 
 
+@pytest.mark.alike_on_brokers
 def test_a_chunk_that_has_no_tries_left_tells_of_all_its_rows(place: Place):
     """After the last try its error names the rows that still failed."""
     words = [place.unique("word") for _ in range(3)]
@@ -240,6 +250,7 @@ def test_a_chunk_that_has_no_tries_left_tells_of_all_its_rows(place: Place):
     assert [[words[0], 3], None, [words[2], 3]] == error.outputs
 
 
+@pytest.mark.alike_on_brokers
 def test_a_retry_for_one_row_is_its_chunks(place: Place):
     """``Retry`` as an output sends the whole chunk again; so does ``self.retry``."""
     again, word = place.unique("retry"), place.unique("word")
@@ -266,6 +277,7 @@ def test_ignored_and_rejected_rows(place: Place):
     assert states.PENDING == ignored.state
 
 
+@pytest.mark.alike_on_brokers
 def test_a_chunk_that_kills_its_process_is_poison(place: Place):
     """It is one request: it runs again alone, and is named as a whole; neighbours are answered."""
     gate = place.close_gate()
@@ -280,6 +292,7 @@ def test_a_chunk_that_kills_its_process_is_poison(place: Place):
     assert ["X", ["Y", "Z"]] == place.get(neighbours)
 
 
+@pytest.mark.alike_on_brokers
 @pytest.mark.parametrize(
     ("task", "error"),
     [("nap_soft", SoftTimeLimitExceeded), ("nap_hard", TimeLimitExceeded)],
@@ -318,6 +331,7 @@ def test_a_chunk_is_revoked_and_expires_as_one_request(place: Place):
     assert [5, 6] == place.items("echo")
 
 
+@pytest.mark.alike_on_brokers
 def test_a_chunk_is_started_once(place: Place):
     """``track_started`` and ``inspect active`` show one task."""
     gate = place.unique("gate")
@@ -333,6 +347,7 @@ def test_a_chunk_is_started_once(place: Place):
     assert [1, 2, 3] == result.get(timeout=SOON)
 
 
+@pytest.mark.alike_on_brokers
 def test_hooks_are_called_once_for_a_chunk(place: Place):
     """Signals and hooks are those of one task, with the chunk's own arguments and list."""
     result = place.hooked.delay_rows(["a", "b"])

@@ -9,6 +9,8 @@ from celery_batch import PoisonItem
 from tests.integration.features.test_chunks import close_both_slots
 from tests.services.place import SOON, Place, batch_info
 
+pytestmark = pytest.mark.alike_on_brokers
+
 EVERY_POOL = ("prefork", "threads")  # on solo nothing waits while a batch runs
 
 

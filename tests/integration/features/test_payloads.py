@@ -88,6 +88,7 @@ def test_several_values_in_lists_and_dicts(place: Place):
     assert [1, "text", [1, 1, 1]] == [found["a"][1], found["b"]["c"][1], found["d"].tolist()]
 
 
+@ALIKE
 def test_canvas(place: Place):
     """Each task of a chain, a group and a chord has payloads of its own."""
     array = large(1)
@@ -122,6 +123,7 @@ assert not {"torch", "tests.services.features"} & {*sys.modules}, "imported"
 """
 
 
+@ALIKE
 @pytest.mark.parametrize("imports", ["", "import celery_batch"], ids=["app", "celery_batch"])
 def test_a_process_that_imports_no_task(place: Place, in_python: Any, imports: str):
     """It reads arrays by the ids of their results, and of a group, and forgets them."""
@@ -140,6 +142,7 @@ def test_a_process_that_imports_no_task(place: Place, in_python: Any, imports: s
     assert stored(place, grouped[0].id)
 
 
+@ALIKE
 def test_a_retry_has_a_payload_of_its_own(place: Place):
     """That of the try before is deleted, and at the end both are."""
     words = [place.unique("retry") for _ in range(3)]
@@ -295,6 +298,7 @@ def test_a_store_that_is_away(place: Place):
         assert float(large(1).sum()) == waiting.get(timeout=SOON)
 
 
+@ALIKE
 def test_values_that_are_gone(place: Place):
     """The call fails with an error that says so; the others of its batch do not."""
     gate = place.close_gate()
@@ -312,6 +316,7 @@ def test_values_that_are_gone(place: Place):
     eventually(noted, "the callback of the error")
 
 
+@ALIKE
 def test_a_chord_whose_values_are_gone(place: Place):
     """Its body fails, and the error's callback is called: nobody waits for ever."""
     gate = place.close_gate()
@@ -367,6 +372,7 @@ def test_nobody_reads_the_values_of_another_call(place: Place):
     assert float(large(1).sum()) == secret.get(timeout=SOON)
 
 
+@ALIKE
 def test_coroutines(place: Place):
     """Calls and results of coroutines are the same, beside the event loop."""
 
@@ -378,6 +384,7 @@ def test_coroutines(place: Place):
     assert all(np.array_equal(2 * large(n), each) for n, each in enumerate(found))
 
 
+@ALIKE
 def test_no_event_loop_reads_values(place: Place, monkeypatch: pytest.MonkeyPatch):
     """Nor does the thread that receives all results."""
     store: Any = AppPayloads.of(place.app).store
@@ -451,6 +458,7 @@ def test_other_readers(place: Place):
     assert len(raw) > large(1).nbytes
 
 
+@ALIKE
 def test_a_chunk(place: Place):
     """One array is one payload; rows of the output that are large are stored."""
     array = np.stack([large(n) for n in range(4)])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.services.place import Place, eventually
 
 
+@pytest.mark.alike_on_brokers
 def test_processes_are_replaced_after_so_many_batches(place: Place):
     """``max_tasks_per_child`` counts batches; nothing is lost when a process is replaced."""
     queue = place.unique("recycled")
@@ -56,6 +59,7 @@ def _hold(place: Place, **options) -> str:
     return gate
 
 
+@pytest.mark.alike_on_brokers
 def test_shared_tasks_are_batched(place: Place):
     """A ``shared_task`` with our base class is a batch task of whatever app the worker has."""
     answers = place.get([place.shared.delay(n) for n in range(8)])

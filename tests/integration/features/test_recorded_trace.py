@@ -13,6 +13,8 @@ from celery_batch.cli.trace import load_of, record
 from celery_batch.errors import ConfigurationError
 from tests.services.place import Place
 
+pytestmark = pytest.mark.alike_on_brokers
+
 
 def test_a_trace_has_what_arrived_and_what_it_cost(place: Place, tmp_path: Path):
     """

@@ -6,6 +6,8 @@ import pytest
 
 from tests.services.place import Place, eventually
 
+pytestmark = pytest.mark.alike_on_brokers
+
 BOTH_WAYS = ("prefork", "solo")
 
 

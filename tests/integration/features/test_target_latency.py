@@ -47,6 +47,7 @@ def configured(place: Place, **values: Any) -> dict[str, Any]:
     return dict(place.worker.ask("batch_config", task=TASK, **values)["ok"])
 
 
+@pytest.mark.alike_on_brokers
 @pytest.mark.pools(*EVERY_POOL)
 def test_the_worker_learns_how_long_batches_take(taught: Place):
     """What a call takes and what each row adds are reported, and why batches are as large."""
@@ -63,6 +64,7 @@ def test_the_worker_learns_how_long_batches_take(taught: Place):
     assert "learning" != found["why"]
 
 
+@pytest.mark.alike_on_brokers
 def test_results_tell_how_their_batch_was_chosen(taught: Place):
     """They have the model as it was known, the limit with its reason, and what was predicted."""
     result = taught.paced.delay(21)
@@ -76,6 +78,7 @@ def test_results_tell_how_their_batch_was_chosen(taught: Place):
     assert taught.double.delay(1).get(timeout=SOON) == 2
 
 
+@pytest.mark.alike_on_brokers
 def test_padding_is_told(place: Place):
     """What part of the work was padding is known where items have a cost, or calls a size."""
     result = place.tokens.delay_rows(["x" * 10, "x" * 10, "x" * 4])
@@ -126,6 +129,7 @@ def _sent_before() -> dict[str, Any]:
     return {"headers": {SENT: int(time.time() * 1000) - 300}}
 
 
+@pytest.mark.alike_on_brokers
 @pytest.mark.parametrize("ask", [predict, _in_loop], ids=["predict", "apredict"])
 def test_a_refused_item_ends_its_whole_request(taught: Place, ask: Callable[..., Any]):
     """The other calls of the same `predict` are revoked, and those that wait do not run."""
@@ -142,6 +146,7 @@ def test_a_refused_item_ends_its_whole_request(taught: Place, ask: Callable[...,
     assert len(taught.items("paced")) - seen <= 16  # of the batch that lay ready in the pool
 
 
+@pytest.mark.alike_on_brokers
 @pytest.mark.parametrize("ask", [predict, _in_loop], ids=["predict", "apredict"])
 def test_a_refusal_counts_for_more_than_the_deadline(
     taught: Place, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
@@ -158,6 +163,7 @@ def test_a_refusal_counts_for_more_than_the_deadline(
     assert (429, True) == (error.status, int(error.headers["Retry-After"]) >= 1)
 
 
+@pytest.mark.alike_on_brokers
 def test_outputs_beside_refusals_may_be_wanted(taught: Place):
     """With `return_exceptions` the accepted items of a request run."""
     taught.wait_for_nobody()
@@ -168,6 +174,7 @@ def test_outputs_beside_refusals_may_be_wanted(taught: Place):
     assert {n: 2 * n for n in outputs} == outputs
 
 
+@pytest.mark.alike_on_brokers
 def test_an_operator_turns_the_target_off_and_on(taught: Place):
     """Without one all calls run, however late."""
     reply = configured(taught, target_latency=None, shed=False)
@@ -192,6 +199,7 @@ def test_time_in_the_broker_counts(taught: Place, path: str):
     assert eventually(lambda: latency_of(taught)["late"] == before["late"] + 1, "a late one")
 
 
+@pytest.mark.alike_on_brokers
 def test_a_clock_that_is_ahead_does_no_harm(taught: Place):
     """What says that it comes from the future has just been sent."""
     before = latency_of(taught)
@@ -202,6 +210,7 @@ def test_a_clock_that_is_ahead_does_no_harm(taught: Place):
     assert latency_of(taught)["late"] == before["late"]
 
 
+@pytest.mark.alike_on_brokers
 def test_rows_of_a_backfill_are_not_refused(taught: Place):
     """They may wait, and all of them run."""
     before = latency_of(taught)["refused"]

@@ -7,6 +7,8 @@ from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 
 from tests.services.place import Place
 
+pytestmark = pytest.mark.alike_on_brokers
+
 
 def test_the_soft_limit_fails_the_slow_item_alone(place: Place):
     """An item over the task's ``soft_time_limit`` hears of it; its neighbours succeed."""
