@@ -641,7 +641,7 @@ def test_requests_that_have_left_are_forgotten():
         queue.take_beside(load)
 
     assert 1 == len(queue)
-    assert len(queue._arrivals) + len(queue._unscheduled) < 2100
+    assert len(queue._arrivals) + len(queue._schedule.later) < 2100
 
 
 @given(limits)
