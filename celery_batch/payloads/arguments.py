@@ -1,27 +1,20 @@
-"""Stores the large arguments of a call beside its message, and reads them."""
+"""Takes large arguments out of the messages of calls, to be stored beside these; reads them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from time import monotonic
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 from uuid import uuid4
 
-from kombu.exceptions import OperationalError
-from kombu.utils.functional import retry_over_time
-
-from celery_batch.compat.deadline import current_deadline, waiting_until
 from celery_batch.errors import InvalidPayload, MessageTooLarge
 from celery_batch.payloads.app_payloads import SERIALIZERS, AppPayloads, seconds_until
-from celery_batch.payloads.store import NameTooLong, StoreAway, StoreError, StoreRefused
+from celery_batch.payloads.uploads import Upload, Uploads, is_stored
 from celery_batch.payloads.values import JSON, PayloadReference, Payloads, put_back, take_out
 from celery_batch.protocol import PAYLOADS
 from celery_batch.serialization.arrays import size_of
 from celery_batch.serialization.typed_json import StoredValue, encode_json
 
-__all__ = ["Uploads", "may_be_large", "with_stored_values", "with_values"]
+__all__ = ["may_be_large", "with_stored_values", "with_values"]
 
 #: Types of arguments that are never stored, whatever their value; texts only if they are long.
 _SMALL = frozenset((int, float, bool, type(None)))
@@ -34,112 +27,6 @@ _LONG = 1 << 12
 
 #: Bytes that one value of a list takes in a message, at least.
 _SHORTEST = 3
-
-#: Bytes of the largest payload that waits for others, as a copy: a caller may fill one array again
-#: and again.
-_LARGEST_COPY = 1 << 20
-
-#: After these errors it does not help to try again.
-_FINAL = (StoreRefused, NameTooLong)
-
-
-class _Upload(NamedTuple):
-    """A payload: its key, its bytes and the seconds until it expires."""
-
-    key: str
-    data: Any
-    seconds: float
-
-
-class Uploads:
-    """Payloads of calls that are written together, which are stored together before."""
-
-    # A store that is away is not asked again with the same retries: each call would wait for it.
-
-    def __init__(self) -> None:
-        #: By their tasks' ids.
-        self._waiting: list[tuple[str, _Upload]] = []
-        self._payloads: AppPayloads | None = None
-        #: Bytes of those that wait.
-        self.size = 0
-        #: When the last of their callers gives up, by the monotonic clock.
-        self._deadline = 0.0
-        #: Why payloads are not stored, by the ids of the tasks whose messages cannot be sent.
-        self.failed: dict[str, OperationalError] = {}
-        #: The ids of tasks that a chord's body waits for.
-        self._of_chords: set[str] = set()
-        #: Why the store is not asked again, and with which retries it was asked.
-        self._failure: tuple[Any, OperationalError] | None = None
-
-    def take(
-        self,
-        payloads: AppPayloads,
-        task_id: str,
-        upload: _Upload,
-        options: Mapping[str, Any],
-        *,
-        at_once: bool,
-    ) -> bool:
-        """Take a payload, or store it `at_once`; False if it is to travel in its message."""
-        if payloads is not self._payloads:
-            self.flush()
-            self._payloads, self._failure = payloads, None
-        if options.get("chord"):
-            self._of_chords.add(task_id)
-        size, retries = len(upload.data), _retries(options)
-        if self._failure is not None and self._failure[0] == retries:
-            self.failed[task_id] = self._failure[1]
-        elif payloads.is_allowed and size <= _LARGEST_COPY and not at_once:
-            self._waiting.append((task_id, upload._replace(data=bytes(upload.data))))
-            self.size += size
-            self._deadline = max(self._deadline, current_deadline())
-        else:
-            try:
-                return _is_stored(payloads, upload, options)
-            except OperationalError as error:
-                self._note({task_id: error}, 1, retries, current_deadline())
-        return True
-
-    def flush(self) -> None:
-        """Store all that wait, and note which of them are not stored."""
-        waiting, self._waiting, self.size = self._waiting, [], 0
-        deadline, self._deadline = self._deadline, 0.0
-        retries = _retries({})
-        if self._failure is not None and self._failure[0] == retries:
-            self.failed.update((task_id, self._failure[1]) for task_id, _ in waiting)
-        elif waiting and self._payloads is not None:
-            with waiting_until(deadline):
-                failed = _put(self._payloads, [upload for _, upload in waiting], {})
-            errors = {each: _error_of_call(self._payloads, each) for each in failed.values()}
-            keys = {task_id: upload.key for task_id, upload in waiting if upload.key in failed}
-            found = {task_id: errors[failed[key]] for task_id, key in keys.items()}
-            self._note(found, len(waiting), retries, deadline)
-
-    def require_chords(self) -> None:
-        """Raise why a payload of a chord is not stored: its body would wait for ever."""
-        for task_id in self._of_chords.intersection(self.failed):
-            raise self.failed[task_id]
-
-    def require(self, task_id: str) -> None:
-        """Store all that wait; raise why the payload of a call, which is sent next, is not."""
-        self.flush()
-        if task_id in self.failed:
-            raise self.failed[task_id]
-
-    def _note(
-        self, failed: dict[str, OperationalError], tried: int, retries: Any, deadline: float
-    ) -> None:
-        """Note which of so many payloads are not stored; if all, the store may be away."""
-        self.failed.update(failed)
-        errors = list(failed.values())
-        is_away = all(isinstance(each.__cause__, StoreAway) for each in errors)
-        # Others' deadlines may be later, and do end.
-        if is_away and errors and len(errors) == tried and deadline == math.inf:
-            self._failure = retries, errors[0]
-
-
-def _retries(options: Mapping[str, Any]) -> Any:
-    return options.get("retry"), options.get("retry_policy")
 
 
 def may_be_large(args: Any, kwargs: Any) -> bool:
@@ -192,11 +79,11 @@ def with_stored_values(
         )
     task_id = options.get("task_id") or str(uuid4())
     seconds = payloads.settings.expires + _seconds_until_due(task, options)
-    upload = _Upload(reference.key(task_id), taken.data, seconds)
+    upload = Upload(task_id, reference.key(task_id), taken.data, seconds, options)
     if not (
-        _is_stored(payloads, upload, options)
+        is_stored(payloads, upload)
         if uploads is None
-        else uploads.take(payloads, task_id, upload, options, at_once=at_once)
+        else uploads.take(payloads, upload, at_once=at_once)
     ):
         return args, kwargs, options
     headers = {**(options.get("headers") or {}), PAYLOADS: list(reference)}
@@ -275,61 +162,6 @@ def _take_out_texts(settings: Any, args: Any, kwargs: Any, taken: Payloads) -> t
     args = [stored.get(place, value) for place, value in enumerate(args or ())]
     kwargs = {name: stored.get(name, value) for name, value in (kwargs or {}).items()}
     return args, kwargs
-
-
-def _is_stored(payloads: AppPayloads, upload: _Upload, options: Mapping[str, Any]) -> bool:
-    """Store the payload of a call with these options now; False if that is not allowed."""
-    error = _put(payloads, [upload], options).get(upload.key)
-    if isinstance(error, StoreRefused):
-        payloads.warn_once(
-            "The payload store refuses values, which travel in their messages: %s", error
-        )
-        return False
-    if error is not None:
-        raise _error_of_call(payloads, error)
-    payloads.is_allowed = True
-    return True
-
-
-def _error_of_call(payloads: AppPayloads, error: StoreError) -> OperationalError:
-    """Return what a call raises whose payload is not stored."""
-    name = payloads.store.name if payloads.store else ""
-    says = "refuses values" if isinstance(error, StoreRefused) else "cannot be reached"
-    found = OperationalError(
-        f"The payload store {says}: {str(error).rstrip('.')}. It is {name}: check it with"
-        " celery batch check, or name another batch_payload_store; with False, values travel in"
-        " their messages"
-    )
-    found.__cause__ = error
-    return found
-
-
-def _put(
-    payloads: AppPayloads, uploads: list[_Upload], options: Mapping[str, Any]
-) -> dict[str, StoreError]:
-    """Store payloads until the deadline; return why some are not stored, by their keys."""
-    deadline, store = current_deadline(), payloads.store
-    failed: dict[str, StoreError] = {}
-    if store is None:
-        return failed
-
-    def put() -> None:
-        nonlocal failed
-        left = [each for each in uploads if each.key in failed] if failed else uploads
-        failed = store.put_many(left)
-        for error in failed.values():
-            if not isinstance(error, _FINAL):
-                raise error
-
-    def pause(error: Exception, pauses: Iterator[float], _retries: int) -> float:
-        seconds = next(pauses)
-        if monotonic() + seconds >= deadline:
-            raise error
-        return seconds
-
-    with suppress(StoreError):  # it is among those that are returned
-        retry_over_time(put, StoreError, errback=pause, **payloads.retry_policy(options))
-    return failed
 
 
 def _seconds_until_due(task: Any, options: Mapping[str, Any]) -> float:

@@ -22,7 +22,7 @@ from typing import Any
 
 from celery_batch.compat.deadline import current_deadline
 from celery_batch.errors import copied
-from celery_batch.payloads.arguments import Uploads
+from celery_batch.payloads.uploads import Uploads
 
 __all__ = [
     "MOST_CHARACTERS",

@@ -1,0 +1,174 @@
+"""Stores the payloads of calls before their messages are sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from time import monotonic
+from typing import Any, NamedTuple
+
+from kombu.exceptions import OperationalError
+from kombu.utils.functional import retry_over_time
+
+from celery_batch.compat.deadline import current_deadline, waiting_until
+from celery_batch.payloads.app_payloads import AppPayloads
+from celery_batch.payloads.store import NameTooLong, StoreAway, StoreError, StoreRefused
+
+__all__ = ["Upload", "Uploads", "is_stored"]
+
+#: Bytes of the largest payload that waits for others, as a copy: a caller may fill one array again
+#: and again.
+_LARGEST_COPY = 1 << 20
+
+#: After these errors it does not help to try again.
+_FINAL = (StoreRefused, NameTooLong)
+
+
+class Upload(NamedTuple):
+    """The payload of a call."""
+
+    task_id: str
+    key: str
+    data: Any
+    seconds: float  # until it expires
+    options: Mapping[str, Any]  # of the call
+
+    @property
+    def retries(self) -> tuple[Any, Any]:
+        """How often storing it is tried again, as far as its call says so."""
+        return self.options.get("retry"), self.options.get("retry_policy")
+
+
+class Uploads:
+    """Payloads of calls that are written together, which are stored together before."""
+
+    def __init__(self) -> None:
+        #: Of one app, whose calls say nothing of retries.
+        self._waiting: list[Upload] = []
+        self._payloads: AppPayloads | None = None
+        #: Bytes of those that wait.
+        self.size = 0
+        #: When the last of their callers gives up, by the monotonic clock.
+        self._deadline = 0.0
+        #: Why payloads are not stored, by the ids of the tasks whose messages cannot be sent.
+        self.failed: dict[str, OperationalError] = {}
+        #: The ids of tasks that a chord's body waits for.
+        self._of_chords: set[str] = set()
+        #: Why the app's store, which is away, is not asked again with these retries: each call
+        #: would wait for it.
+        self._away: OperationalError | None = None
+        self._away_after: tuple[Any, Any] = None, None
+
+    def take(self, payloads: AppPayloads, upload: Upload, *, at_once: bool) -> bool:
+        """Take a payload, or store it `at_once`; False if it is to travel in its message."""
+        if payloads is not self._payloads:
+            self.flush()
+            self._payloads, self._away = payloads, None
+        if upload.options.get("chord"):
+            self._of_chords.add(upload.task_id)
+        size = len(upload.data)
+        if self._is_away([upload]):
+            return True
+        if payloads.is_allowed and size <= _LARGEST_COPY and not at_once:
+            self._waiting.append(upload._replace(data=bytes(upload.data)))
+            self.size += size
+            self._deadline = max(self._deadline, current_deadline())
+            return True
+        try:
+            return is_stored(payloads, upload)
+        except OperationalError as error:
+            self._note([upload], {upload.key: error}, current_deadline())
+        return True
+
+    def flush(self) -> None:
+        """Store all that wait, and note which of them are not stored."""
+        waiting, self._waiting, self.size = self._waiting, [], 0
+        deadline, self._deadline = self._deadline, 0.0
+        if not waiting or self._payloads is None or self._is_away(waiting):
+            return
+        with waiting_until(deadline):
+            failed = _put(self._payloads, waiting)
+        errors = {each: _error_of_call(self._payloads, each) for each in failed.values()}
+        self._note(waiting, {key: errors[each] for key, each in failed.items()}, deadline)
+
+    def require_chords(self) -> None:
+        """Raise why a payload of a chord is not stored: its body would wait for ever."""
+        for task_id in self._of_chords.intersection(self.failed):
+            raise self.failed[task_id]
+
+    def require(self, task_id: str) -> None:
+        """Store all that wait; raise why the payload of a call, which is sent next, is not."""
+        self.flush()
+        if task_id in self.failed:
+            raise self.failed[task_id]
+
+    def _is_away(self, uploads: list[Upload]) -> bool:
+        """Return whether the store is not asked for these, which have failed then."""
+        if self._away is None or self._away_after != uploads[0].retries:
+            return False
+        self.failed.update(dict.fromkeys((each.task_id for each in uploads), self._away))
+        return True
+
+    def _note(
+        self, tried: list[Upload], failed: dict[str, OperationalError], deadline: float
+    ) -> None:
+        """Note which are not stored, by their keys; if none is, the store may be away."""
+        self.failed.update({each.task_id: failed[each.key] for each in tried if each.key in failed})
+        is_away = all(isinstance(error.__cause__, StoreAway) for error in failed.values())
+        # Others' deadlines may be later, and do end.
+        if is_away and len(failed) == len(tried) and deadline == math.inf:
+            self._away, self._away_after = failed[tried[0].key], tried[0].retries
+
+
+def is_stored(payloads: AppPayloads, upload: Upload) -> bool:
+    """Store the payload of a call now; False if that is not allowed."""
+    error = _put(payloads, [upload]).get(upload.key)
+    if isinstance(error, StoreRefused):
+        payloads.warn_once(
+            "The payload store refuses values, which travel in their messages: %s", error
+        )
+        return False
+    if error is not None:
+        raise _error_of_call(payloads, error)
+    payloads.is_allowed = True
+    return True
+
+
+def _error_of_call(payloads: AppPayloads, error: StoreError) -> OperationalError:
+    """Return what a call raises whose payload is not stored."""
+    name = payloads.store.name if payloads.store else ""
+    says = "refuses values" if isinstance(error, StoreRefused) else "cannot be reached"
+    found = OperationalError(
+        f"The payload store {says}: {str(error).rstrip('.')}. It is {name}: check it with"
+        " celery batch check, or name another batch_payload_store; with False, values travel in"
+        " their messages"
+    )
+    found.__cause__ = error
+    return found
+
+
+def _put(payloads: AppPayloads, uploads: list[Upload]) -> dict[str, StoreError]:
+    """Store payloads with equal retries; return why some are not stored, by their keys."""
+    deadline, store = current_deadline(), payloads.store
+    failed: dict[str, StoreError] = {}
+    if store is None:
+        return failed
+
+    def put() -> None:
+        nonlocal failed
+        left = [each for each in uploads if each.key in failed] if failed else uploads
+        failed = store.put_many([(each.key, each.data, each.seconds) for each in left])
+        for error in failed.values():
+            if not isinstance(error, _FINAL):
+                raise error
+
+    def pause(error: Exception, pauses: Iterator[float], _retries: int) -> float:
+        seconds = next(pauses)
+        if monotonic() + seconds >= deadline:
+            raise error
+        return seconds
+
+    with suppress(StoreError):  # it is among those that are returned
+        retry_over_time(put, StoreError, errback=pause, **payloads.retry_policy(uploads[0].options))
+    return failed
