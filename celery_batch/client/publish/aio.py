@@ -20,46 +20,18 @@ from weakref import WeakKeyDictionary
 
 from celery_batch.client.backpressure import Admission, already_admitted
 from celery_batch.client.publish.buffer import BulkWrite, call_in_bulk
-from celery_batch.client.publish.fast_publish import CallSeries
 from celery_batch.client.publish.publisher import Publisher
-from celery_batch.client.publish.send_many import apply_many
+from celery_batch.client.publish.send_many import SeriesSender, apply_many
 from celery_batch.client.results.waiting import LoopWaker
 from celery_batch.errors import copied
-from celery_batch.payloads.arguments import may_be_large
 
 __all__ = ["LoopCall", "aapply_many", "apply_and_wait", "apply_async"]
 
 logger = logging.getLogger(__name__)
 
-#: Options that each call of a web server may have of its own: a deadline, and a request's id.
-_OWN = ("expires", "headers")
-
 #: Calls in one write from which on what they have in common is looked up once.  A single call is
 #: made as `apply_async` makes it, which fails at once if the result backend is away.
 _SEVERAL = 4
-
-
-class SeriesSender:
-    """Makes the calls of one write, and looks up once what those of one kind have in common."""
-
-    def __init__(self, bulk: BulkWrite) -> None:
-        self._bulk = bulk
-        self._kind: Any = None
-        self._series: CallSeries | None = None
-
-    def send(self, task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
-        """Make a call that was admitted, and return its result; None if it takes another path."""
-        own = {name: options[name] for name in _OWN if options.get(name) is not None}
-        if len(own) != len(options) or may_be_large(args, kwargs):
-            return None
-        headers = own.get("headers")
-        if headers is not None and (type(headers) is not dict or not headers):
-            return None
-        kind = task, *own
-        if kind != self._kind:
-            self._kind = kind
-            self._series = Publisher.of(task.app).series(task, options, own)
-        return self._series and self._series.send(args, kwargs, self._bulk, own=own)
 
 
 class LoopCall(NamedTuple):
@@ -90,11 +62,22 @@ class LoopCall(NamedTuple):
 
     def send(self, bulk: BulkWrite, series: SeriesSender | None) -> Any:
         """Make the call, and return its result."""
-        result = series and series.send(self.task, self.args, self.kwargs, self.options)
+        result = None
+        if series is not None and _are_own(self.options):
+            result = series.send(self.task, self.args, self.kwargs, self.options)
         if result is None:
             apply = partial(self.task.apply_async, self.args, self.kwargs, **self.options)
             result = call_in_bulk(bulk, self.task, apply)
         return result
+
+
+def _are_own(options: dict[str, Any]) -> bool:
+    """Return whether a series leaves all options to its calls: a deadline, and a request's id."""
+    return all(
+        value is not None
+        and (name == "expires" or (name == "headers" and type(value) is dict and value))
+        for name, value in options.items()
+    )
 
 
 class _LoopSender:

@@ -48,6 +48,7 @@ from celery_batch.protocol import SENT
 from celery_batch.serialization.encode_errors import explained_call
 
 __all__ = [
+    "NO_OPTIONS",
     "CallSeries",
     "MessageTemplates",
     "check_priority",
@@ -125,7 +126,8 @@ def expect_members(app: Any, tasks: Iterable[Any], frozen: dict[str, Any]) -> It
         yield signature, result, group_id
 
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+#: The options of calls that have none.
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 class CallSeries(NamedTuple):
@@ -162,7 +164,7 @@ class CallSeries(NamedTuple):
         kwargs: Any,
         bulk: BulkWrite | None,  # None to write at once
         *,
-        own: Mapping[str, Any] = _NOTHING,  # what the series has left to its calls; the task_id
+        own: Mapping[str, Any] = NO_OPTIONS,  # what the series has left to its calls; the task_id
         frozen: Any = None,
     ) -> Any:
         """Make a call, and return its result; None if it has to take Celery's path."""

@@ -12,7 +12,7 @@ from kombu.exceptions import OperationalError
 
 from celery_batch.client.backpressure import QueueLimiter, already_admitted, items_of
 from celery_batch.client.publish.buffer import BulkWrite, call_in_bulk, canvas_bulk
-from celery_batch.client.publish.fast_publish import CallSeries, expect_members
+from celery_batch.client.publish.fast_publish import NO_OPTIONS, CallSeries, expect_members
 from celery_batch.client.publish.message import new_id
 from celery_batch.client.publish.publisher import Publisher
 from celery_batch.client_methods import ClientMethods
@@ -21,7 +21,7 @@ from celery_batch.errors import BatchError, ConfigurationError
 from celery_batch.payloads.arguments import may_be_large, with_stored_values
 from celery_batch.protocol import PAYLOADS
 
-__all__ = ["PartlySent", "apply_chunks", "apply_many", "send_group"]
+__all__ = ["PartlySent", "SeriesSender", "apply_chunks", "apply_many", "send_group"]
 
 #: Members of a group whose costs are taken for those of all.
 _SAMPLE = 100
@@ -59,9 +59,10 @@ def apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[
     results: list[Any] = []
     rows = map(_call_of, rows)
     with publisher.limiter().admit_rows(task, options, rows) as admitted, _bulk(results) as bulk:
-        sender = _ManySender(task, options, bulk)
-        for args, kwargs in admitted:  # a generator of rows may send and wait meanwhile
-            result = sender.send(args, kwargs)
+        series = SeriesSender(bulk, options)
+        for args, kwargs in admitted:
+            series.renew()  # a generator of rows may send and wait meanwhile
+            result = series.send(task, args, kwargs)
             if result is None:
                 result = call_in_bulk(
                     bulk, task, partial(task.apply_async, args, kwargs, **options)
@@ -85,41 +86,53 @@ def _call_of(row: Any) -> tuple[Any, Any]:
     )
 
 
-class _ManySender:
-    """Makes many calls of a task on the fast path, with what they have in common looked up once."""
+class SeriesSender:
+    """Makes calls on the fast path; looks up once what those of one kind have in common."""
 
-    def __init__(self, task: Any, options: dict[str, Any], bulk: BulkWrite) -> None:
-        self._task, self._options, self._bulk = task, options, bulk
-        #: Of calls without and with headers of their own.
-        self._series: dict[bool, CallSeries | None] = {}
+    def __init__(self, bulk: BulkWrite, options: Mapping[str, Any] = NO_OPTIONS) -> None:
+        self._bulk, self._options = bulk, options
+        self._series: dict[Any, CallSeries | None] = {}
 
-    def send(self, args: Any, kwargs: Any) -> Any:
-        """Make a call, and return its result; None if it takes another path."""
-        if not may_be_large(args, kwargs):
-            series = self._series_of(has_headers=False)
-            return series and series.send(args, kwargs, self._bulk)
-        series = self._series_of(has_headers=True)
+    def renew(self) -> None:
+        """Look up again what no longer holds: settings and listeners may have changed."""
+        for series in self._series.values():
+            if series is not None and not series.holds():
+                self._series.clear()
+                return
+
+    def send(
+        self,
+        task: Any,
+        args: Any,
+        kwargs: Any,
+        own: Mapping[str, Any] = NO_OPTIONS,  # expires and headers, beside what all calls have
+    ) -> Any:
+        """Make a call that was admitted, and return its result; None if it takes another path."""
+        if may_be_large(args, kwargs):
+            return self._send_large(task, args, kwargs, own)
+        series = self._series_of(task, own)
+        return series and series.send(args, kwargs, self._bulk, own=own)
+
+    def _send_large(self, task: Any, args: Any, kwargs: Any, own: Mapping[str, Any]) -> Any:
+        options = {**self._options, **own}
+        headers = {**(options.get("headers") or {}), PAYLOADS: []}
+        series = self._series_of(task, {**own, "headers": headers})
         if series is None:
             return None  # before anything is stored
-        options = {**self._options, "task_id": new_id()}
-        args, kwargs, options = with_stored_values(
-            self._task, args, kwargs, options, self._bulk.uploads
-        )
-        headers = options.get("headers") or {}
-        if PAYLOADS in headers:
-            own = {"headers": headers, "task_id": options["task_id"]}
-            return series.send(args, kwargs, self._bulk, own=own)
-        series = self._series_of(has_headers=False)
-        return series and series.send(args, kwargs, self._bulk)
+        options["task_id"] = new_id()
+        args, kwargs, options = with_stored_values(task, args, kwargs, options, self._bulk.uploads)
+        if PAYLOADS in (options.get("headers") or {}):
+            own = {**own, "headers": options["headers"], "task_id": options["task_id"]}
+        else:
+            series = self._series_of(task, own)
+        return series and series.send(args, kwargs, self._bulk, own=own)
 
-    def _series_of(self, *, has_headers: bool) -> CallSeries | None:
-        series = self._series.get(has_headers)
-        if series is None or not series.holds():
-            publisher, options = Publisher.of(self._task.app), self._options
-            if has_headers:  # which a call has that has stored values
-                options = {**options, "headers": {**(options.get("headers") or {}), PAYLOADS: []}}
-            series = publisher.series(self._task, options, ["headers"] if has_headers else ())
-            self._series[has_headers] = series
+    def _series_of(self, task: Any, own: Mapping[str, Any]) -> CallSeries | None:
+        kind = id(task), *own
+        series = self._series.get(kind)
+        if series is None:
+            options = {**self._options, **own}
+            series = self._series[kind] = Publisher.of(task.app).series(task, options, own)
         return series
 
 
