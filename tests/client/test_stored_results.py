@@ -11,7 +11,7 @@ from celery import Celery
 from celery.backends.redis import RedisBackend
 from kombu.exceptions import ContentDisallowed, DecodeError
 
-from celery_batch.client.results.result import decode_meta
+from celery_batch.client.results.meta import decode_meta
 
 VALUES: dict[str, Any] = {
     "number": 1,
