@@ -45,8 +45,9 @@ from celery_batch.items.shapes import check_shapes, fixed_sizes_of
 from celery_batch.protocol import PAYLOADS
 from celery_batch.runtime.item_cost import ItemCost
 from celery_batch.runtime.model import Model
+from celery_batch.runtime.outputs import checked
 from celery_batch.runtime.registry import instance_of, keep_key_option, key_option
-from celery_batch.runtime.runner import CallCost, ErrorPolicy, Runner, checked
+from celery_batch.runtime.runner import CallCost, ErrorPolicy, Runner
 from celery_batch.runtime.signature import (
     call_error,
     call_with_columns,

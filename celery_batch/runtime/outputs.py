@@ -1,0 +1,71 @@
+"""Checks what a model has returned for a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from celery_batch.errors import WrongResultCount
+
+__all__ = ["checked"]
+
+
+def checked(name: str, outputs: Any, size: int, filling: int = 0) -> Sequence[Any]:
+    """Return a model's outputs as a sequence, one for each item; `filling` of them filled it up."""
+    if hasattr(outputs, "tolist"):  # an array or a tensor, of whatever library
+        outputs = outputs.tolist()
+    batch = f"a batch of {size}"
+    if filling:
+        batch += f" ({size - filling} filled up with {filling} more to one of batch_sizes)"
+    if isinstance(outputs, (str, bytes, bytearray)) or not isinstance(outputs, Sequence):
+        raise WrongResultCount(
+            f"{name} returned {_describe(outputs)} for {batch};"
+            f" it must return a list with one output per input, in order"
+        )
+    if isinstance(outputs, tuple) and _are_columns(outputs, size):
+        raise WrongResultCount(
+            f"{name} returned a tuple of {len(outputs)} columns for {batch}; it must return one"
+            f" output per input, in order, as in: return list(zip(scores, labels))"
+        )
+    if len(outputs) != size:
+        raise WrongResultCount(
+            f"{name} returned {len(outputs)} outputs for {batch};"
+            f" it must return one output per input, in order{_repeated(len(outputs), size)}"
+        )
+    return outputs
+
+
+def _describe(outputs: Any) -> str:
+    return "None" if outputs is None else f"a value of type {type(outputs).__name__}"
+
+
+def _are_columns(outputs: tuple[Any, ...], size: int) -> bool:
+    """Return whether a tuple's values, each as long as the batch, cannot be outputs of items."""
+    if len(outputs) < 2 or any(_row_count(each) != size for each in outputs):  # noqa: PLR2004
+        return False
+    first = _row_type(outputs[0])
+    return len(outputs) != size or any(_row_type(each) != first for each in outputs)
+
+
+def _row_count(values: Any) -> int | None:
+    """Return how many rows a list, an array or a tensor has; None for anything else."""
+    if type(values) in (list, tuple):
+        return len(values)
+    shape = getattr(values, "shape", None) if hasattr(values, "tolist") else None
+    return shape[0] if shape else None
+
+
+def _row_type(values: Any) -> Any:
+    """Return what an array's rows have in common, and None for those of a list."""
+    if not hasattr(values, "tolist"):
+        return None
+    dtype = getattr(values, "dtype", None)
+    return getattr(dtype, "char", dtype), tuple(values.shape[1:])  # texts may differ in length
+
+
+def _repeated(outputs: int, size: int) -> str:
+    """Return a hint for a function that takes its parameters for values of one item."""
+    times, rest = divmod(outputs, size)
+    if rest or times < 2:  # noqa: PLR2004 (twice)
+        return ""
+    return f"; its parameters are lists with a value for each item, and a list * {times} repeats it"
