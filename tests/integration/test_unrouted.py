@@ -155,3 +155,16 @@ def test_whole_batches_where_each_queue_has_a_prefetch_of_its_own(rabbit_shop: S
     assert [2 * n for n in range(ROWS)] == answers(results)
     assert 16 == max(sizes(rabbit_shop, "double"))
     assert worker.status()["shop.double"]["requests"] == ROWS
+
+
+def test_a_larger_batch_of_a_queue_with_a_prefetch_of_its_own(rabbit_shop: Shop):
+    """What an operator changes holds at once for a quorum queue, too."""
+    conf = {"task_create_missing_queue_type": "quorum", "task_default_queue_type": "quorum"}
+    worker = rabbit_shop.worker("-c", "1", "-Q", "firm", conf=conf, SHOP_QUEUE="firm")
+    count = 900  # more than the worker holds before, for all of its tasks
+    worker.ask("batch_config", task="shop.double", max_batch_size=count, max_wait=50, linger=50)
+    queue = Queue("firm", queue_arguments={"x-queue-type": "quorum"})
+    results = rabbit_shop.double.apply_many([((n,), None) for n in range(count)], queue=queue)
+
+    assert [2 * n for n in range(count)] == answers(results)
+    assert [count] == sizes(rabbit_shop, "double")

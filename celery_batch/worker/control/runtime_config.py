@@ -14,7 +14,7 @@ from math import inf
 from typing import Any
 
 from celery_batch.batching.policy import DEFAULT_LINGER, BatchPolicy
-from celery_batch.compat.celery import allow_delayed_replies, has_global_qos
+from celery_batch.compat.celery import allow_delayed_replies
 from celery_batch.config import (
     changeable_options,
     did_you_mean,
@@ -86,7 +86,8 @@ class RuntimeConfig:
         notes = milliseconds_warnings(name, policy)
         if values:
             task_queue.policy = policy
-            self._set_prefetch(notes)
+            if self._tasks:
+                adjust_prefetch(self._consumer, self._scheduler.policy)
             self._scheduler.dispatch()
         notes += _linger_notes(policy)
         now = {**_numbers(task, policy), "linger": policy.linger_seconds}  # as batch_status has it
@@ -150,18 +151,6 @@ class RuntimeConfig:
             for each in self._scheduler
             if each.task.name in names
         }
-
-    def _set_prefetch(self, notes: list[str]) -> None:
-        consumer = self._consumer
-        if not self._tasks:
-            return
-        before, now = adjust_prefetch(consumer, self._scheduler.policy)
-        is_amqp = consumer.connection.transport.driver_type == "amqp"
-        if now > before and is_amqp and not has_global_qos(consumer):
-            notes.append(
-                f"queues of this kind keep their prefetch while they are consumed: the worker"
-                f" holds {before} messages at most until it connects again"
-            )
 
     def _task_queue(self, name: str) -> TaskQueue:
         task_queues: dict[str, TaskQueue] = {each.task.name: each for each in self._scheduler}

@@ -29,9 +29,8 @@ from celery.worker import strategy
 from celery.worker.request import Request, create_request_cls
 from celery.worker.state import revoked, task_reserved
 
-from celery_batch.compat.celery import RateLimits, has_full_prefetch, has_global_qos
+from celery_batch.compat.celery import RateLimits, has_full_prefetch
 from celery_batch.compat.fast_paths import FastPaths
-from celery_batch.compat.kombu import consume_again
 from celery_batch.compat.older_celery import call_soon_ack
 from celery_batch.errors import ConfigurationError
 from celery_batch.worker.bootsteps import ROUTE_IT_HERE, attach_steps, log_policy
@@ -208,9 +207,7 @@ def _serve(consumer: Any, context: ConsumerContext, task: Any) -> None:
     worker.tasks.append(task)
     context.validator.limit_all()
     prefetch.warn_about_limits(consumer.controller, prefetch.messages_per_process(worker.tasks))
-    before, after = prefetch.adjust_prefetch(consumer, context.scheduler.policy)
-    if after > before and consumer.connection.transport.driver_type == "amqp":
-        consumer.call_soon(_apply_prefetch, consumer)
+    prefetch.adjust_prefetch(consumer, context.scheduler.policy)
     log_policy(task)
     if task.model is not None:
         logger.warning(
@@ -225,10 +222,3 @@ def _serve(consumer: Any, context: ConsumerContext, task: Any) -> None:
         worker.serve_metrics(list(consumer.app.amqp.queues.consume_from))
     except ConfigurationError as error:
         logger.error("No metrics: %s", error)  # noqa: TRY400 (its message says it all)
-
-
-def _apply_prefetch(consumer: Any) -> None:
-    """Have RabbitMQ use the new prefetch; a consumer with one of its own keeps it otherwise."""
-    if consumer.task_consumer is not None and not has_global_qos(consumer):
-        consumer.qos.update()
-        consume_again(consumer.task_consumer)

@@ -13,6 +13,8 @@ from celery.worker.state import reserved_requests
 from celery_batch.batching.batch import LEAST_URGENT
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.broker_depth import driver_of
+from celery_batch.compat.celery import has_global_qos
+from celery_batch.compat.kombu import consume_again
 from celery_batch.config import policy_of, usual_messages
 from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.scheduling.slots import Slots
@@ -49,11 +51,11 @@ def _messages(task: Any, policy: BatchPolicy) -> int:
     return messages
 
 
-def adjust_prefetch(consumer: Any, policy: Callable[[Any], BatchPolicy]) -> tuple[int, int]:
-    """Set a consumer's prefetch to what its tasks can use; return the old and the new one."""
+def adjust_prefetch(consumer: Any, policy: Callable[[Any], BatchPolicy]) -> None:
+    """Set a consumer's prefetch to what its tasks can use."""
     before: int = consumer.prefetch_multiplier
     if not before:  # Celery's value for no limit
-        return 0, 0
+        return
     context = WorkerContext.of(consumer.controller)
     after: int = max(context.user_prefetch, messages_per_process(context.tasks, policy))
     processes: int = max(consumer.initial_prefetch_count // before, 1)
@@ -62,7 +64,15 @@ def adjust_prefetch(consumer: Any, policy: Callable[[Any], BatchPolicy]) -> tupl
     if consumer.qos is not None:
         consumer.qos.increment_eventually(max(after - before, 0) * processes)
         consumer.qos.decrement_eventually(max(before - after, 0) * processes)
-    return processes * before, processes * after
+    if after > before and consumer.connection.transport.driver_type == "amqp":
+        consumer.call_soon(_apply_prefetch, consumer)
+
+
+def _apply_prefetch(consumer: Any) -> None:
+    """Have RabbitMQ use the new prefetch; a consumer with one of its own keeps it otherwise."""
+    if consumer.task_consumer is not None and not has_global_qos(consumer):
+        consumer.qos.update()
+        consume_again(consumer.task_consumer)
 
 
 def warn_about_limits(worker: Any, per_process: int) -> None:
