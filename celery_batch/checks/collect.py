@@ -310,11 +310,10 @@ _OVERDUE = 1200.0
 def payloads_of(app: Any) -> PayloadFacts | None:
     """Return the payload store of an app; a small payload is stored there, read and deleted."""
     named = app.conf.get("batch_payload_store")
-    url = maybe_sanitize_url(named) if isinstance(named, str) else ""
     try:
         store = AppPayloads.of(app).store
     except ConfigurationError as error:
-        return PayloadFacts(kind="unknown", url=url, error=why(error))
+        return PayloadFacts(kind="unknown", error=why(error))
     except Exception:  # noqa: BLE001 (no such result backend, of which another check speaks)
         return None
     if store is None:
@@ -323,7 +322,7 @@ def payloads_of(app: Any) -> PayloadFacts | None:
         return _redis_payloads(store)
     if isinstance(store, DirectoryPayloads):
         return _directory_payloads(store)
-    return _tried(store, {"kind": urlsplit(url).scheme, "url": url})
+    return _tried(store, {"kind": urlsplit(store.name).scheme, "url": store.name})
 
 
 def _redis_payloads(store: RedisPayloads) -> PayloadFacts:

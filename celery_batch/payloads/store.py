@@ -24,6 +24,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from redis.retry import Retry
 
+from celery_batch.batching.policy import require
 from celery_batch.compat.deadline import current_deadline
 from celery_batch.compat.redis import read_values, round_trip
 from celery_batch.compat.results import client_of, key_prefix
@@ -39,6 +40,7 @@ __all__ = [
     "StoreError",
     "StoreRefused",
     "open_store",
+    "redis_at",
 ]
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,9 @@ PREFIX = "celery-batch-payload-"
 
 #: The names of files that are being written begin so.
 _UNFINISHED = f".{PREFIX}"
+
+#: What the setting may be.
+_STORES = "a URL such as redis://localhost:6379/1, file:///var/payloads or s3://bucket/folder"
 
 #: Bytes that one round trip reads at most, unless a single payload is larger.
 _MOST_BYTES = 64 << 20
@@ -407,11 +412,13 @@ class ObjectPayloads(PayloadStore):
             self._fs, self._root = import_module("fsspec.core").url_to_fs(url)
         except ImportError as error:
             raise ConfigurationError(
-                f"batch_payload_store: {error}; {url} needs pip install 'celery-batch[objects]'"
-                f" and fsspec's package for such a store"
+                f"batch_payload_store: {error}; {self.name} needs pip install"
+                f" 'celery-batch[objects]' and fsspec's package for such a store"
             ) from error
         except ValueError as error:
-            raise ConfigurationError(f"batch_payload_store: {error}") from error
+            raise ConfigurationError(
+                f"batch_payload_store: must be {_STORES}, got {self.name!r}: {error}"
+            ) from error
 
     @_bounded
     def put(self, key: str, data: Any, seconds: float) -> None:  # noqa: ARG002 (the bucket's rules)
@@ -461,6 +468,22 @@ class ObjectPayloads(PayloadStore):
         return f"{self._root}/{PREFIX}{quote(key, safe='')}"
 
 
+def redis_at(app: Any, setting: str, url: str) -> RedisBackend:
+    """Return Celery's Redis backend at a URL, the value of a setting."""
+    why = shown = ""
+    try:
+        shown = f", got {maybe_sanitize_url(url)!r}"
+        kind, where = by_url(url, app.loader)
+        if issubclass(kind, RedisBackend):
+            return kind(app=app, url=where)
+    except ImportError:  # of a library that is named as the scheme
+        pass
+    except Exception as error:  # noqa: BLE001 (whatever is wrong with the URL)
+        why = f": {error}"
+    expected = "the URL of a Redis, such as redis://localhost:6379/1"
+    raise ConfigurationError(f"{setting}: must be {expected}{shown}{why}")
+
+
 def open_store(app: Any, url: str) -> PayloadStore:
     """Return the store at a URL of a Redis, of a directory (``file:``), or of what fsspec knows."""
     scheme = urlsplit(url).scheme
@@ -475,14 +498,8 @@ def open_store(app: Any, url: str) -> PayloadStore:
             f" redis://localhost:6379/1 or file:///var/payloads, got {url!r}"
         )
     if scheme.startswith(("redis", "sentinel")):
-        kind, url = by_url(url, app.loader)
-        if issubclass(kind, RedisBackend):
-            return RedisPayloads(kind(app=app, url=url))
-    if not scheme:
-        raise ConfigurationError(
-            f"batch_payload_store: must be a URL such as redis://localhost:6379/1 or"
-            f" file:///var/payloads, got {url!r}"
-        )
+        return RedisPayloads(redis_at(app, "batch_payload_store", url))
+    require("://" in url, "batch_payload_store", _STORES, url)  # for fsspec a path otherwise
     return ObjectPayloads(url)
 
 

@@ -232,11 +232,24 @@ def test_a_directory_in_a_setgid_one_is_for_the_group_too(tmp_path: Path):
     assert oct(0o2770) == oct((tmp_path / "payloads").stat().st_mode & 0o7777)
 
 
-@pytest.mark.parametrize("url", ["payloads", "nowhere://x/y"])
-def test_urls_that_name_no_store(url: str):
-    """The error names the setting and what it may be."""
-    with pytest.raises(ConfigurationError, match="batch_payload_store"):
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("payloads", "file:///var/payloads or s3://bucket/folder, got 'payloads'"),
+        ("localhost:6379", "a URL such as redis://localhost:6379/1, file:///var/payloads"),
+        ("reds://u:secret@h/1", "got 'reds://u:**@h/1': Protocol not known: reds"),
+        ("s3://bucket/x", "s3://bucket/x needs pip install 'celery-batch[objects]'"),
+        ("redis:/localhost", "must be the URL of a Redis, such as redis://localhost:6379/1, got"),
+        ("redis://localhost:one", "redis://localhost:6379/1: Port could not be cast to integer"),
+    ],
+)
+def test_urls_that_name_no_store(url: str, says: str):
+    """The error names the setting and what it may be, and no password."""
+    with pytest.raises(ConfigurationError, match="batch_payload_store: ") as raised:
         open_store(Celery("stores", set_as_current=False), url)
+
+    assert says in str(raised.value)
+    assert "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

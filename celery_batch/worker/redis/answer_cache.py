@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
-from celery.app.backends import by_url
 from celery.backends.redis import RedisBackend
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -26,6 +25,7 @@ from redis.retry import Retry
 
 from celery_batch.compat.results import client_of, key_prefix
 from celery_batch.errors import ConfigurationError
+from celery_batch.payloads.store import redis_at
 from celery_batch.serialization.plain_values import NotPlain, decode_plain, encode_plain
 
 __all__ = ["LARGEST_ANSWER", "AnswerCache", "Found", "cache_backend", "check_caches"]
@@ -185,20 +185,14 @@ def cache_backend(app: Any, task_name: str) -> Any:
     """Return Celery's Redis backend of the server that keeps the answers of an app's tasks."""
     url = app.conf.get("batch_cache_url")
     if url:
-        try:
-            kind, url = by_url(url, app.loader)
-            backend = kind(app=app, url=url)
-        except Exception as error:
-            raise ConfigurationError(f"batch_cache_url: {error}") from error
-    else:
-        backend = app.backend
-    if not isinstance(backend, RedisBackend):
-        where = "batch_cache_url" if url else "the result backend"
+        return redis_at(app, "batch_cache_url", url)
+    if not isinstance(app.backend, RedisBackend):
         raise ConfigurationError(
-            f"{task_name}.cache_ttl: answers are kept in Redis, and {where} is"
-            f" {backend.as_uri() or 'none'}; set batch_cache_url, such as redis://localhost:6379/1"
+            f"{task_name}.cache_ttl: answers are kept in Redis, and the result backend is"
+            f" {app.backend.as_uri() or 'none'}; set batch_cache_url, such as"
+            f" redis://localhost:6379/1"
         )
-    return backend
+    return app.backend
 
 
 def check_caches(tasks: Iterable[Any]) -> None:
