@@ -32,6 +32,7 @@ __all__ = [
     "check_retried_errors",
     "keep_app_class",
     "listable_signature",
+    "options_of_batches",
     "refuse_misspelt_annotations",
     "refuse_model",
     "refuse_unknown_options",
@@ -108,6 +109,13 @@ def refuse_unknown_options(cls: Any, known: set[str]) -> None:
                 f"{cls.name}.{name}: no such task option{did_you_mean(name, known)}"
                 f" (declare attributes of your own on a base class)"
             )
+
+
+def options_of_batches(cls: Any) -> list[str]:
+    """Return the options of batch tasks among those of a decorator that made an ordinary task."""
+    own = vars(cls) if cls.__dict__.get("_decorated") else {}
+    ours = _OF_TASKS | {"batch_by", "batch_sizes", "batch_lengths"}
+    return sorted(name for name in ours.intersection(own) if not hasattr(cls.__mro__[1], name))
 
 
 def refuse_misspelt_annotations(cls: Any, known: set[str]) -> None:

@@ -23,6 +23,7 @@ from uuid import uuid4
 
 from celery.concurrency import ALIASES
 from celery.exceptions import QueueNotFound
+from kombu.serialization import registry
 from kombu.utils.url import maybe_sanitize_url
 from redis.exceptions import NoPermissionError, RedisError
 
@@ -42,7 +43,7 @@ from celery_batch.client.results.listener import ResultReader, why_not_notified
 from celery_batch.cluster.control_client import ControlClient, impatient_connection, url_of
 from celery_batch.cluster.state import runs_batches
 from celery_batch.compat.fast_paths import FastPaths, PathState
-from celery_batch.config import FAST_PATHS, Settings
+from celery_batch.config import FAST_PATHS, Settings, did_you_mean
 from celery_batch.errors import ConfigurationError
 from celery_batch.items.shapes import check_padding_cost
 from celery_batch.payloads.app_payloads import AppPayloads
@@ -56,7 +57,12 @@ from celery_batch.payloads.store import (
 from celery_batch.runtime.devices import usable_cores
 from celery_batch.worker.dispatch.job_submitter import overlap_state
 from celery_batch.worker.redis.answer_cache import cache_backend
-from celery_batch.worker.scheduling.routing import batch_tasks, queue_of, routed_queues
+from celery_batch.worker.scheduling.routing import (
+    batch_tasks,
+    misplaced_options,
+    queue_of,
+    routed_queues,
+)
 
 __all__ = ["collect"]
 
@@ -83,6 +89,8 @@ def collect(app: Any) -> Facts:
         tasks=tuple(tasks),
         queues=queues,
         ordinary=() if trouble else ordinary_tasks(app, queues),
+        misplaced=() if trouble else tuple(misplaced_options(app)),
+        no_serializers=missing_serializers(app, tasks),
         routed=None if trouble else frozenset(routed_queues(app, with_own=True)),
         pool=pool_of(app),
         devices=devices,
@@ -108,6 +116,31 @@ def ordinary_tasks(app: Any, queues: Mapping[str, str]) -> tuple[str, ...]:
                 if queue_of(app, task) in queues.values():
                     found.append(name)
     return tuple(found)
+
+
+#: The modules that serializers need, and how to install these.
+_MODULES = {
+    "msgpack": ("msgpack", "msgpack"),
+    "batch-msgpack": ("msgpack", "'celery-batch[msgpack]'"),
+    "yaml": ("yaml", "PyYAML"),
+}
+
+
+def missing_serializers(app: Any, tasks: Sequence[Any]) -> dict[str, str]:
+    """Return the serializers of an app that are not installed, and what to do about each."""
+    conf, found = app.conf, {}
+    named = [conf.result_serializer, *(task.serializer for task in tasks)]
+    for each in [*named, *conf.accept_content, *(conf.result_accept_content or ())]:
+        name = registry.type_to_name.get(each, each)
+        module, package = _MODULES.get(name, ("", ""))
+        if module and find_spec(module) is None:
+            found[each] = f"pip install {package}, for callers and workers."
+        elif "/" not in name and name not in registry.name_to_type:
+            near = did_you_mean(name, registry.name_to_type)
+            found[each] = near.removeprefix("; ").capitalize() or (
+                "Correct its name, or register it, auth by app.setup_security()."
+            )
+    return found
 
 
 #: The fast paths that only some brokers have.

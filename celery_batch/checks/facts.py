@@ -172,6 +172,10 @@ class Facts:
     queues: Mapping[str, str] = field(default_factory=dict)
     #: The names of other tasks that are routed to a queue of a batch task.
     ordinary: tuple[str, ...] = ()
+    #: What is wrong with ordinary tasks that have options of batch tasks.
+    misplaced: tuple[str, ...] = ()
+    #: The serializers that are used or accepted and not installed, and what to do about each.
+    no_serializers: Mapping[str, str] = field(default_factory=dict)
     #: The queues that any of its tasks are routed to; None if that is not known.
     routed: frozenset[str] | None = None
     #: The name of the pool that the settings choose.

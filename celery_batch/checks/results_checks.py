@@ -108,8 +108,11 @@ def caches(facts: Facts) -> Iterator[Finding]:
 
 def serializers(facts: Facts) -> Iterator[Finding]:
     """Whether each side takes what the other writes."""
-    found = list(_unlike_serializers(facts))
-    yield from found or [ok(f"Messages travel as {', '.join(facts.conf.accept_content)}.")]
+    for name, fix in facts.no_serializers.items():
+        yield problem(f"The serializer {name} is not installed here.", fix)
+    if not facts.no_serializers:
+        found = list(_unlike_serializers(facts))
+        yield from found or [ok(f"Messages travel as {', '.join(facts.conf.accept_content)}.")]
 
 
 def _unlike_serializers(facts: Facts) -> Iterator[Finding]:

@@ -30,7 +30,10 @@ def settings(facts: Facts) -> Iterator[Finding]:
 
 
 def tasks(facts: Facts) -> Iterator[Finding]:
-    """Whether the app has batch tasks."""
+    """Whether the app has batch tasks, and whether others were meant to be some."""
+    for text in facts.misplaced:
+        says, fix = text.split("; ")
+        yield warning(f"{says}.", f"D{fix[1:]}.")
     if facts.tasks:
         yield ok(f"Batch tasks: {', '.join(task.name for task in facts.tasks)}.")
     elif not facts.trouble:

@@ -53,7 +53,12 @@ from celery_batch.worker.metrics.snapshot import in_words, stats_of
 from celery_batch.worker.redis.answer_cache import check_caches
 from celery_batch.worker.redis.result_backend import notify_clients
 from celery_batch.worker.scheduling import prefetch
-from celery_batch.worker.scheduling.routing import batch_tasks, routed_queues, served_tasks
+from celery_batch.worker.scheduling.routing import (
+    batch_tasks,
+    misplaced_options,
+    routed_queues,
+    served_tasks,
+)
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
 __all__ = [
@@ -147,6 +152,8 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
             gc.collect_less_often()
         for task in self.tasks:
             log_policy(task)
+        for text in misplaced_options(worker.app):
+            logger.warning("%s", text)
         log_not_loaded(worker.app, self.tasks)
 
     def stop(self, worker: Any) -> None:  # noqa: ARG002 (Celery's signature)

@@ -247,6 +247,12 @@ WRONG = [
     ),
     (tasks_checks.settings, conf(BATCH_MAX_SIZE=4), "warning", "BATCH_MAX_SIZE is not read"),
     (tasks_checks.tasks, replace(GOOD, tasks=()), "problem", "no batch task"),
+    (
+        tasks_checks.tasks,
+        replace(GOOD, misplaced=("t: max_wait in an ordinary task; define it anew",)),
+        "warning",
+        "Define it anew.",
+    ),
     (tasks_checks.policies, task(max_wait=10.0), "warning", "write 0.01"),
     (tasks_checks.policies, task(linger=5.0), "warning", "linger=5"),
     (tasks_checks.policies, task(target_latency=200.0), "warning", "write 0.2"),
@@ -463,6 +469,12 @@ WRONG = [
         conf(result_serializer="yaml"),
         "problem",
         "'yaml' to result_accept_content",
+    ),
+    (
+        results_checks.serializers,
+        replace(GOOD, no_serializers={"jsn": "Did you mean json?"}),
+        "problem",
+        "The serializer jsn is not installed here.",
     ),
     (
         results_checks.serializers,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -17,12 +18,14 @@ from celery_batch.checks.collect import (
     cache_of,
     devices_of,
     fast_paths_of,
+    missing_serializers,
     ordinary_tasks,
     payloads_of,
     pool_of,
     trouble_of,
 )
 from celery_batch.processes.redis_server import RedisServer
+from celery_batch.worker.scheduling.routing import misplaced_options
 from tests.services.ports import quiet_port
 
 
@@ -42,6 +45,48 @@ def app_with(**settings):
         return x
 
     return app
+
+
+def test_options_of_batch_tasks_in_ordinary_ones():
+    """Those of a decorator are told, but not what a base class declares."""
+    app = app_with()
+
+    class Own(app.Task):
+        dedupe = False
+
+    @app.task(name="forgot", shared=False, max_batch_size=8, batch_by="x", dedupe=True)
+    def forgot(x):
+        return x
+
+    @app.task(name="own", shared=False, base=Own, dedupe=True, colour="red")
+    def own(x):
+        return x
+
+    assert ["forgot: batch_by, dedupe, max_batch_size in an ordinary task, which runs"] == [
+        text.partition(" one call")[0] for text in misplaced_options(app)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "missing"),
+    [
+        ({"accept_content": ["json", "application/x-msgpack"]}, "pip install msgpack, for"),
+        ({"task_serializer": "yaml"}, "pip install PyYAML, for callers and workers."),
+        ({"result_serializer": "batch-msgpack"}, "pip install 'celery-batch[msgpack]', for"),
+        ({"result_serializer": "jsn"}, "Did you mean json?"),
+        ({"accept_content": ["application/json", "application/own", "unheard-of"]}, "Correct its"),
+        ({}, ""),
+    ],
+)
+def test_serializers_that_are_not_installed(settings, missing, monkeypatch):
+    """The package is named that a serializer needs, or the name that was meant."""
+    for module in ("msgpack", "yaml"):
+        monkeypatch.setitem(sys.modules, module, None)
+    app = app_with(**settings)
+    found = missing_serializers(app, [app.tasks["t"]])
+
+    assert len(found) == bool(missing)
+    assert "".join(found.values()).startswith(missing)
 
 
 def test_pools_by_their_classes_are_known():

@@ -52,6 +52,14 @@ def test_settings_of_doubtful_use_are_told(shop: Shop, conf: dict[str, int], war
     assert warning in worker.log
 
 
+def test_a_forgotten_base_class_is_told(shop: Shop):
+    """The worker names the ordinary task and the options that it does not read."""
+    worker = shop.worker("-c", "1", SHOP_WITHOUT_BASE="yes")
+
+    assert "shop.forgotten: max_batch_size, max_wait in an ordinary task" in worker.log
+    assert "define it with base=BatchTask, or leave the options out" in worker.log
+
+
 @pytest.mark.parametrize(
     ("conf", "message"),
     [

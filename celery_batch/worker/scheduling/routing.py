@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 from celery.exceptions import QueueNotFound
 
 from celery_batch.task import BatchTask
+from celery_batch.task_options import options_of_batches
 
-__all__ = ["batch_tasks", "queue_of", "routed_queues", "served_tasks"]
+__all__ = ["batch_tasks", "misplaced_options", "queue_of", "routed_queues", "served_tasks"]
 
 
 def batch_tasks(app: Any) -> list[Any]:
     """Return all batch tasks of an app: any of them may come to any queue, named at the call."""
     return [task for _, task in sorted(app.tasks.items()) if isinstance(task, BatchTask)]
+
+
+def misplaced_options(app: Any) -> Iterator[str]:
+    """Yield what is wrong with each ordinary task that has options of batch tasks."""
+    for name, task in sorted(app.tasks.items()):
+        options = () if isinstance(task, BatchTask) else options_of_batches(type(task))
+        if options:
+            yield (
+                f"{name}: {', '.join(options)} in an ordinary task, which runs one call at a"
+                f" time; define it with base=BatchTask, or leave the options out"
+            )
 
 
 def served_tasks(app: Any) -> list[Any]:
