@@ -119,9 +119,7 @@ def _copy(image: Image, words: list[str]) -> None:
     where = image.inside(target) if target.startswith("/") else image.folder / target
     for source in sources:
         if (ROOT / source).is_dir():
-            shutil.copytree(
-                ROOT / source, where, ignore=shutil.ignore_patterns("__pycache__", "*.pyc")
-            )
+            shutil.copytree(ROOT / source, where)
         else:
             into = where / Path(source).name if len(sources) > 1 else where
             into.parent.mkdir(parents=True, exist_ok=True)
@@ -203,11 +201,8 @@ def _link(package: metadata.Distribution, packages: Path) -> None:
 def _put_ours(packages: Path) -> None:
     """Install our package as its wheel would."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    shutil.copytree(
-        ROOT / "celery_batch",
-        packages / "celery_batch",
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )
+    # With what is compiled, or each process would compile all of it.
+    shutil.copytree(ROOT / "celery_batch", packages / "celery_batch")
     information = packages / "celery_batch-0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: celery-batch\nVersion: 0\n")

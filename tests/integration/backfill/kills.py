@@ -20,7 +20,7 @@ import psutil
 
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.forked import start
+from tests.services.forked import begin, start
 from tests.services.shop import CELERY
 
 HERE = Path(__file__).parent
@@ -93,13 +93,8 @@ class Trial:
         files = ["--input", f"{self.folder}/in.jsonl", "--output", str(self.out)]
         command = [CELERY, "-A", "backfill_tasks", "batch", "backfill", "backfill_tasks.counted"]
         with (self.folder / "command.log").open("a") as log:
-            self._command = subprocess.Popen(
-                [*command, *files, "--patience", "5"],
-                env=self._env(),
-                stderr=log,
-                # A shell has what it starts in the background deaf to Ctrl-C; no threads are here.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
-            )
+            words = [*command, *files, "--patience", "5"]
+            self._command = begin(words, env=self._env(), errors=log)
 
     def end(self, number=signal.SIGKILL):
         """Send the command a signal, and return when it has ended."""
