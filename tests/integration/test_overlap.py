@@ -249,7 +249,9 @@ def test_warm_shutdown_loses_nothing_that_is_prepared(fresh: Stage):
     assert ["a", "b"] == [name for name, *_ in fresh.facts("ran")]
 
 
-@pytest.mark.parametrize("tasks", [1, 2, 3])
+@pytest.mark.parametrize(
+    "tasks", [1, 2, pytest.param(3, marks=pytest.mark.thorough("more batches for each process"))]
+)
 def test_replaced_process_loses_no_batch(fresh: Stage, tasks: int):
     """With `--max-tasks-per-child` each batch runs once, and each process runs that many."""
     client = fresh.client()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from tests.services.forked import run
 from tests.services.stage import Stage
 
 ITEMS = ("a", "bad", "flaky", "b")
@@ -160,9 +163,17 @@ def test_batch_task_cannot_be_every_task(in_python: Callable[..., str]):
     assert "name it as base= of the tasks that take batches" in in_python(EVERY_TASK)
 
 
-def test_django_sends_after_the_transaction(in_python: Callable[..., str]):
+def in_django(code: str, **env: str) -> str:
+    """Run a snippet in a process that has imported Django, and return what it prints."""
+    imports = ("django.core.management", "django.db", "django.test", "django_celery_results")
+    done = run([sys.executable, "-c", code], env={**os.environ, **env}, imports=imports)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_django_sends_after_the_transaction():
     """Django's delay_on_commit works on batch tasks; settings are read from Django's."""
-    before, sent, own, setting = json.loads(in_python(VIEW, STAGE_MEMORY="unused"))
+    before, sent, own, setting = json.loads(in_django(VIEW, STAGE_MEMORY="unused"))
 
     assert [] == before
     assert [[1]] == sent
@@ -170,10 +181,10 @@ def test_django_sends_after_the_transaction(in_python: Callable[..., str]):
     assert 8 == setting
 
 
-def test_django_closes_connections_and_keeps_results(stage: Stage, in_python: Callable[..., str]):
+def test_django_closes_connections_and_keeps_results(stage: Stage):
     """Celery's care for Django's database reaches batches, and django-db keeps their results."""
     database = str(stage.folder / "site.sqlite")
-    in_python(MIGRATE, STAGE_DATABASE=database)
+    in_django(MIGRATE, STAGE_DATABASE=database)
     conf = {"task_default_queue": "django", "result_backend": "django-db"}
     module = "tests.services.django_tasks"
     worker = stage.worker(module, "-c", "1", conf=conf, STAGE_DATABASE=database)
@@ -184,7 +195,7 @@ def test_django_closes_connections_and_keeps_results(stage: Stage, in_python: Ca
     sent.append(app.send_task("djangosite.count", (3,)))
     stage.await_facts("counted", 4)  # in two batches or more, as they came
     worker.stop()
-    found = json.loads(in_python(READ, STAGE_DATABASE=database, STAGE_MEMORY="unused"))
+    found = json.loads(in_django(READ, STAGE_DATABASE=database, STAGE_MEMORY="unused"))
     states = [found[result.id][0] for result in sent]
 
     assert {False} == set(stage.facts("open"))
@@ -192,10 +203,10 @@ def test_django_closes_connections_and_keeps_results(stage: Stage, in_python: Ca
     assert ["42", "44", "45"] == [found[sent[n].id][1] for n in (0, 2, 3)]
 
 
-def test_django_waits_for_what_its_database_keeps(stage: Stage, in_python: Callable[..., str]):
+def test_django_waits_for_what_its_database_keeps(stage: Stage):
     """Nobody tells of results in django-db, and views that wait for some have them all the same."""
     database = str(stage.folder / "waiting.sqlite")
-    in_python(MIGRATE, STAGE_DATABASE=database)
+    in_django(MIGRATE, STAGE_DATABASE=database)
     conf = {"task_default_queue": "django-waits", "result_backend": "django-db"}
     stage.worker("tests.services.django_tasks", "-c", "1", conf=conf, STAGE_DATABASE=database)
     surroundings = {
@@ -204,4 +215,4 @@ def test_django_waits_for_what_its_database_keeps(stage: Stage, in_python: Calla
         "STAGE_DATABASE": database,
     }
 
-    assert [43, 44, 45, 46, 47] == json.loads(in_python(WAIT, **surroundings))
+    assert [43, 44, 45, 46, 47] == json.loads(in_django(WAIT, **surroundings))
