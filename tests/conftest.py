@@ -47,7 +47,6 @@ _RABBITMQS = 2
 _LONGEST_FIRST = (
     "tests/faults/test_faults.py",
     "tests/integration/features",
-    "tests/examples/test_embeddings_tutorial.py",
     "tests/integration/test_lease.py",
     "tests/deploy",
     "tests/webapp",

@@ -135,26 +135,18 @@ class Session:
 
 _THOROUGH = pytest.mark.thorough("a tutorial's commands from its first to its last")
 
-#: The first command that shows an answer of the model.
-_CALL = "python call.py\n"
 
-
+@_THOROUGH
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("redis_server")
-@pytest.mark.parametrize(
-    "last", [_CALL, pytest.param("", marks=_THOROUGH)], ids=["to the first call", "to the end"]
-)
-def test_the_commands_print_what_the_page_shows(tmp_path: Path, last: str):
+def test_the_commands_print_what_the_page_shows(tmp_path: Path):
     """Each command runs in the page's order, and prints the lines that the page shows."""
     pytest.importorskip("transformers")
     write_files(PAGE, tmp_path)
     missing = {}
-    wanted = steps()
-    if last:
-        wanted = wanted[: [step.commands for step in wanted].index(last) + 1]
     with ExitStack() as stack:
         session = Session(tmp_path, stack)
-        for step in wanted:
+        for step in steps():
             printed = session.run(step)
             lines = masked(printed)
             if lost := [line for line in masked(step.shown) if line not in lines]:
