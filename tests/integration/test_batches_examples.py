@@ -32,7 +32,6 @@ CREATE TABLE member (id INTEGER PRIMARY KEY, last_logged_in TEXT);
 #: The broker, and the worker's pool.
 WHERE = [
     ("redis", "-c", "1"),
-    ("rabbitmq", "-P", "threads", "-c", "2"),
     *(
         pytest.param(
             where,
@@ -43,6 +42,7 @@ WHERE = [
             ("redis", "-P", "threads", "-c", "2"),
             ("redis", "-P", "solo"),
             ("rabbitmq", "-c", "2"),
+            ("rabbitmq", "-P", "threads", "-c", "2"),
         )
     ),
 ]
