@@ -38,7 +38,7 @@ from celery_batch.checks.facts import (
     Torch,
     Worker,
 )
-from celery_batch.client.publish.fast_publish import why_slow
+from celery_batch.client.publish.templates import why_slow
 from celery_batch.client.results.listener import ResultReader, why_not_notified
 from celery_batch.cluster.control_client import ControlClient, impatient_connection, url_of
 from celery_batch.cluster.state import runs_batches

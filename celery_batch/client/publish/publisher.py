@@ -25,23 +25,22 @@ from celery_batch.client.publish.buffer import (
     current_bulk,
 )
 from celery_batch.client.publish.confirms import ConfirmedBulk
-from celery_batch.client.publish.fast_publish import (
-    CallSeries,
-    MessageTemplates,
-    check_priority,
-    embed_of,
-    expect_result,
-    is_plain_celery,
-    needs_sent_header,
-    why_slow,
-    without_subscription,
-)
 from celery_batch.client.publish.message import (
     PublishSettings,
     RedisProducer,
     fast_repr,
     new_id,
     sent_now,
+)
+from celery_batch.client.publish.series import CallSeries, expect_result
+from celery_batch.client.publish.templates import (
+    MessageTemplates,
+    check_priority,
+    embed_of,
+    is_plain_celery,
+    needs_sent_header,
+    why_slow,
+    without_subscription,
 )
 from celery_batch.client.publish.transport import Transport
 from celery_batch.client.results.listener import listener_for, why_not_notified

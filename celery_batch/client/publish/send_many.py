@@ -12,9 +12,9 @@ from kombu.exceptions import OperationalError
 
 from celery_batch.client.backpressure import QueueLimiter, already_admitted, items_of
 from celery_batch.client.publish.buffer import BulkWrite, call_in_bulk, canvas_bulk
-from celery_batch.client.publish.fast_publish import NO_OPTIONS, CallSeries, expect_members
 from celery_batch.client.publish.message import new_id
 from celery_batch.client.publish.publisher import Publisher
+from celery_batch.client.publish.series import NO_OPTIONS, CallSeries, expect_members
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.errors import BatchError, ConfigurationError

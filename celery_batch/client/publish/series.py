@@ -1,0 +1,132 @@
+"""Makes calls of one task on the fast path, with what they have in common computed once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from kombu.exceptions import EncodeError
+
+from celery_batch.client.publish.buffer import BulkWrite, SendBuffer
+from celery_batch.client.publish.message import (
+    Fields,
+    PublishSettings,
+    expiry_of,
+    fast_repr,
+    new_id,
+    sent_now,
+)
+from celery_batch.client.publish.templates import AnyTemplate, is_plain_celery
+from celery_batch.client.results.listener import listener_for
+from celery_batch.client.results.result import BatchResult
+from celery_batch.client_methods import ClientMethods
+from celery_batch.serialization.encode_errors import explained_call
+
+__all__ = ["NO_OPTIONS", "CallSeries", "expect_members", "expect_result"]
+
+
+def expect_result(
+    task: Any, options: Mapping[str, Any], task_id: str, listener: Any, frozen: Any
+) -> Any:
+    """Return the result of a call that is about to be sent: `frozen`, if there is one already."""
+    if listener is not None and frozen is None and not options.get("task_id"):
+        return BatchResult.of_call(task_id, task.app, listener.registry.expect_new(task_id))
+    result = task.AsyncResult(task_id) if frozen is None else frozen
+    if listener is None:
+        result.ignored = options.get("ignore_result", task.ignore_result)
+    elif isinstance(result, BatchResult):
+        result.pending_result = listener.registry.expect(result.pending_result)
+    return result
+
+
+def expect_members(app: Any, tasks: Iterable[Any], frozen: dict[str, Any]) -> Iterator[Any]:
+    """Have the listener receive the results of a group's batch tasks, and add them to `frozen`."""
+    for signature, result, group_id in tasks:
+        if isinstance(result, BatchResult) and not signature.subtask_type:
+            task = app.tasks.get(signature.task)
+            is_ours = isinstance(task, ClientMethods) and task.backend is app.backend
+            if is_ours and listener_for(app) is not None:
+                frozen[result.id] = result
+        yield signature, result, group_id
+
+
+#: The options of calls that have none.
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+
+
+class CallSeries(NamedTuple):
+    """Calls of one task with the same options."""
+
+    task: Any
+    options: Mapping[str, Any]  # as `apply_async` takes them
+    expires: Any  # by the options or by the task's
+    parent: Any  # the task that calls, if one does
+    settings: PublishSettings
+    router: Any  # current when the series was made
+    template: AnyTemplate
+    common: dict[Any, Any]  # the fields that are the same for all, encoded
+    root_id: str | None  # of all; None where each call is its own root
+    embed: dict[str, Any]  # the third part of their bodies
+    listener: Any  # receives the results; None if Celery does
+    needs_sent_header: bool  # whether messages say when they were sent
+    send_buffer: SendBuffer
+    pid: int
+
+    def holds(self) -> bool:
+        """Return whether another call can be made: settings and listeners may change any time."""
+        app = self.task.app
+        return (
+            self.pid == os.getpid()
+            and self.settings.is_current(app.conf)
+            and app.amqp.router is self.router
+            and is_plain_celery(app)
+        )
+
+    def send(
+        self,
+        args: Any,
+        kwargs: Any,
+        bulk: BulkWrite | None,  # None to write at once
+        *,
+        own: Mapping[str, Any] = NO_OPTIONS,  # what the series has left to its calls; the task_id
+        frozen: Any = None,
+    ) -> Any:
+        """Make a call, and return its result; None if it has to take Celery's path."""
+        task, settings, options, template = self.task, self.settings, self.options, self.template
+        expiry = expiry_of(task.app, settings, own.get("expires", self.expires))
+        if expiry is None:
+            return None
+        args, kwargs = args or (), kwargs or {}
+        if task.typing and (check := getattr(task, "__header__", None)):  # else a class's task
+            check(*args, **kwargs)
+        if not isinstance(args, (list, tuple)):
+            raise TypeError("task args must be a list or tuple")
+        task_id = own.get("task_id") or options.get("task_id") or new_id()
+        values: Fields = {
+            "task_id": task_id,
+            "root_id": self.root_id or task_id,
+            "argsrepr": fast_repr(args, settings.args_limit, settings.repr_levels),
+            "kwargsrepr": fast_repr(kwargs, settings.kwargs_limit, settings.repr_levels),
+            **expiry,
+        }
+        if self.needs_sent_header:
+            values["sent"] = sent_now()
+        if "headers" in own:
+            values["headers"] = own["headers"]
+        encoded = template.encode(values)
+        if encoded is None:
+            return None
+        try:
+            message = template.render((args, kwargs, self.embed), {**self.common, **encoded})
+        except EncodeError as error:
+            raise explained_call(error, task, args, kwargs, template.serializer) from error
+        result = expect_result(task, options, task_id, self.listener, frozen)
+        if bulk is None:
+            self.send_buffer.send((message,))
+        else:
+            bulk.add(message, result, self.send_buffer)
+        if self.parent and options.get("add_to_parent", True):
+            self.parent.add_trail(result)
+        return result
