@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from itertools import product
 from queue import Empty
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery.utils.functional import noop
 from kombu.transport import virtual
@@ -55,6 +55,15 @@ _AT_ONCE = 64
 _FETCH_EVERY = 1.0
 
 
+class Wanted(NamedTuple):
+    """What to fetch."""
+
+    lists: list[str]  # in this order, key prefix included
+    queues: list[str]  # the queue of each
+    most: int  # messages in all
+    reserved: str  # how many at most are for each of the first lists, separated by spaces
+
+
 class QueueLists:
     """The Redis lists of one channel's queues: one for each priority step of each queue."""
 
@@ -78,17 +87,12 @@ class QueueLists:
             self._name(*each) for each in product(channel.active_queues, channel.priority_steps)
         ]
 
-    def wanted(self, credit: int, most: int) -> tuple[list[str], list[str], int, str]:
-        """
-        Return the lists to read, the queue of each, and how many messages in all can be used.
-
-        Last comes how many at most are for each of the first lists, separated by spaces.  `credit`
-        is what is left of the prefetch.
-        """
+    def wanted(self, credit: int, most: int) -> Wanted:
+        """Return what to fetch; `credit` is what is left of the prefetch."""
         steps, queues = self._channel.priority_steps, self._pop.queues()
         usable = {queue: self._usable(queue, steps, credit) for queue in queues}
         if not any(map(any, usable.values())):
-            return [], [], most, ""
+            return Wanted([], [], most, "")
         guaranteed = {queue: self._guaranteed(queue, steps, credit) for queue in queues}
         places = [
             (name, queue, at)
@@ -97,9 +101,7 @@ class QueueLists:
         ]
         first = [(name, queue, n) for name, queue, at in places if (n := guaranteed[queue][at])]
         others = [(name, queue, n) for name, queue, at in places if (n := usable[queue][at])]
-        if not first and not others:
-            return [], [], most, ""
-        return (
+        return Wanted(
             [name for name, *_ in (*first, *others)],
             [queue for _, queue, _ in (*first, *others)],
             min([most, *(n for *_, n in others)]),
@@ -143,9 +145,8 @@ class BulkFetch:
         self._blocked_at = 0.0
         self._pop = BlockingPop(channel)
         self._lists = QueueLists(channel, self._pop, scheduler)
-        #: The lists of the last fetch, and their queues.
-        self._fetched: list[str] = []
-        self._queues: list[str] = []
+        #: What was fetched last.
+        self._fetched = Wanted([], [], 0, "")
         self._fetched_at = 0.0
         #: The lists that were empty, until the next wakeup.
         self._empty: frozenset[str] = frozenset()
@@ -199,18 +200,19 @@ class BulkFetch:
         idle = self._empty | self._lists.blocked
         if is_soon and idle and idle.issuperset(self._lists.all()):
             return
-        lists, queues, most, reserved = self._lists.wanted(self._credit(), _AT_ONCE)
+        wanted = self._lists.wanted(self._credit(), _AT_ONCE)
+        lists, most = wanted.lists, wanted.most
         if not lists or (is_soon and self._empty.issuperset(lists)):
             return
         keys, lease = self._lease.keys, self._lease
-        self._empty, self._fetched, self._queues = frozenset(), lists, queues
+        self._empty, self._fetched = frozenset(), wanted
         self._fetched_at = now
         self._pop.note_sent(now)
         names = [keys.index, keys.unacked, keys.owner_of, keys.held, keys.due, keys.alive]
         self._awaits_reply = True
         self._channel.client.connection.send_command(
             *("EVALSHA", self._sha, len(names) + len(lists), *names, *lists),
-            *(most, keys.owner, lease.description, lease.milliseconds, reserved),
+            *(most, keys.owner, lease.description, lease.milliseconds, wanted.reserved),
             *self._ordinary_arguments(most),
         )
 
@@ -241,7 +243,7 @@ class BulkFetch:
         found = self._messages()
         if not found:
             # A message that waits in a blocked list must wake nobody.
-            self._empty = frozenset(self._fetched) - self._lists.blocked
+            self._empty = frozenset(self._fetched.lists) - self._lists.blocked
             if not self._pop.is_closing:
                 self._wakeup.wait(self._empty)
             raise Empty
@@ -259,7 +261,7 @@ class BulkFetch:
             channel.client.connection.disconnect()
             raise
         except ResponseError as error:
-            self._empty = frozenset(self._fetched)  # not again in this very pass
+            self._empty = frozenset(self._fetched.lists)  # not again in this very pass
             self._handle_refusal(error)
             raise Empty from error
         finally:
@@ -267,7 +269,7 @@ class BulkFetch:
             self._pop.note_read()
         self._is_refused = False
         if not found:
-            self._lists.ahead.update(dict.fromkeys(self._queues, 0))
+            self._lists.ahead.update(dict.fromkeys(self._fetched.queues, 0))
             return []
         lengths, texts, left, workers, blocked = found
         self._note_left(map(int, left.split()), workers)
@@ -276,8 +278,9 @@ class BulkFetch:
 
     def _note_left(self, left: Iterable[int], workers: int) -> None:
         """Note this worker's part of what is left in the queues that were read."""
-        ahead = dict.fromkeys(self._queues, 0)
-        by_list = dict(zip(self._fetched, zip(self._queues, left, strict=True), strict=True))
+        ahead = dict.fromkeys(self._fetched.queues, 0)
+        lists, queues, *_ = self._fetched
+        by_list = dict(zip(lists, zip(queues, left, strict=True), strict=True))
         for queue, messages in by_list.values():  # a list may have been read in two places
             ahead[queue] += messages
         self._lists.ahead.update({queue: count // workers for queue, count in ahead.items()})
@@ -287,14 +290,14 @@ class BulkFetch:
         if places:
             if not lists.blocked:
                 self._blocked_at = self._fetched_at
-            lists.blocked |= {self._fetched[int(place) - 1] for place in places.split()}
+            lists.blocked |= {self._fetched.lists[int(place) - 1] for place in places.split()}
 
     def _parse(self, lengths: bytes, texts: bytes) -> list[tuple[str, str, bytes]]:
         numbers, end, found = map(int, lengths.split()), 0, []
         for at, in_tag, in_message in zip(numbers, numbers, numbers, strict=True):
             start, end = end + in_tag, end + in_tag + in_message
             tag = texts[start - in_tag : start].decode()
-            found.append((self._queues[at - 1], tag, texts[start:end]))
+            found.append((self._fetched.queues[at - 1], tag, texts[start:end]))
         return found
 
     def _handle_refusal(self, error: ResponseError) -> None:
