@@ -21,8 +21,6 @@ Rule 5: each batch that the pool knows to be running gets its end before the pro
 from __future__ import annotations
 
 import logging
-import os
-import select
 import signal
 import sys
 import threading
@@ -59,6 +57,7 @@ from celery_batch.compat.celery import close_django_connections, current_task
 from celery_batch.worker.dispatch.follow_up import error_info
 from celery_batch.worker.dispatch.job_submitter import may_overlap
 from celery_batch.worker.executor.executor import run_batch, trace_batch
+from celery_batch.worker.executor.job_reader import JobReader
 from celery_batch.worker.executor.model_call import ModelCall
 from celery_batch.worker.executor.time_limit import SoftLimit
 
@@ -81,101 +80,6 @@ SWITCH_INTERVAL = 0.0001
 #: Seconds that the tracers of a batch get to finish when its model ends the process; and then
 #: the other batches, if the process is told to terminate.
 _FINISH_TIMEOUT, _LAST_MOMENT = 5.0, 1.0
-
-#: What wakes the thread that waits at the pipe: nothing, any job, or one job only.
-_NO_JOB, _ANY_JOB = select.EPOLLONESHOT, select.EPOLLIN
-_ONE_JOB = _ANY_JOB | _NO_JOB
-
-
-class JobReader:
-    """Reads jobs from the pool, either on the main thread or on a worker thread."""
-
-    def __init__(self, pipe: int, receive: Callable[[], Any]) -> None:
-        self._pipe = pipe
-        #: Read a job on the main thread, while that reads; None if interrupted.
-        self.receive = receive
-        self._first: Any = None
-        #: Set while worker threads read.
-        self._in_threads = threading.Event()
-        #: Whether they are to read from the next job on.
-        self._is_watched = False
-        self._open = 0
-        self._lock = threading.Lock()
-        #: Wakes the thread that waits at the pipe when it has a first job, or all have finished.
-        self._wake_reader, self._wake_writer = os.pipe()
-        self._either = select.epoll()
-        self._either.register(pipe, _NO_JOB)
-        self._either.register(self._wake_reader, select.EPOLLIN)
-
-    def switch_to_threads(self, job: Any) -> None:
-        """Have worker threads read from now on, first this job; called on the main thread."""
-        self._first = job
-        self._read_in_threads()
-        os.write(self._wake_writer, b"\0")
-
-    def _read_in_threads(self) -> None:
-        self._in_threads.set()
-        self._either.modify(self._pipe, _ANY_JOB)
-
-    def watch(self) -> None:
-        """Have worker threads read from the next job on; called on the main thread."""
-        self._is_watched = True
-        self._either.modify(self._pipe, _ONE_JOB)  # which wakes no thread before there is a job
-
-    def unwatch(self) -> bool:
-        """Return whether worker threads have begun to read since `watch`; they go on then."""
-        with self._lock:
-            is_unread, self._is_watched = self._is_watched, False
-            if is_unread:
-                self._either.modify(self._pipe, _NO_JOB)
-        return not is_unread
-
-    def receive_in_thread(self) -> Any:
-        """Read a job on a worker thread; None if the main thread is to read again."""
-        self._await_turn()
-        job, self._first = self._first, None
-        while not job and self._has_more():
-            job = self.receive()
-        if not job:
-            self._either.modify(self._pipe, _NO_JOB)
-            self._in_threads.clear()
-        return job
-
-    def _await_turn(self) -> None:
-        while not self._in_threads.is_set():
-            if not self._await_job():
-                continue
-            with self._lock:
-                if self._is_watched:  # else the main thread was faster
-                    self._is_watched = False
-                    self._read_in_threads()
-
-    def _has_more(self) -> bool:
-        while not self._await_job():
-            if not self._open:
-                return False
-        return True
-
-    def _await_job(self) -> bool:
-        """Return at a job or when woken, and which of the two it is."""
-        ready = {descriptor for descriptor, _ in self._either.poll()}
-        if self._pipe in ready:
-            return True
-        os.read(self._wake_reader, 1)
-        return False
-
-    def begin(self) -> None:
-        """Count a job that a worker thread has read."""
-        with self._lock:
-            self._open += 1
-
-    def end(self) -> None:
-        """Count the end of such a job."""
-        with self._lock:
-            self._open -= 1
-            is_last = not self._open
-        if is_last:
-            os.write(self._wake_writer, b"\0")
 
 
 class JobQueue:
