@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from math import inf
 
 import pytest
@@ -472,7 +473,7 @@ LOADS = st.floats(min_value=0.2, max_value=0.75)
 
 
 @pytest.mark.no_cover
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5 if "THOROUGH" in os.environ else 2, deadline=None)
 @given(
     load=LOADS,
     ratio=st.sampled_from([0.5, 2.0]),

@@ -127,7 +127,13 @@ def test_image_is_no_larger_than_it_must(target, package, images):
     assert "None" == run(images[target], "python", "-c", code).strip()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "target",
+    [
+        *(each for each in TARGETS if each != "worker-gpu"),
+        pytest.param("worker-gpu", marks=pytest.mark.thorough("the image of a worker for GPUs")),
+    ],
+)
 def test_image_has_its_commands(target, images):
     """`celery batch` is there in each, and so is the program that it starts by itself."""
     image = images[target]

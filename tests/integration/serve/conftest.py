@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -19,6 +18,7 @@ import pytest
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.serve.processes import ProcessStatus, read_status
+from tests.services.forked import run
 from tests.services.ports import quiet_port
 from tests.services.shop import CELERY, ROOT
 
@@ -105,7 +105,9 @@ class Serving:
     def status(self) -> list[str]:
         """Return the lines of ``celery batch status``."""
         command = [CELERY, "batch", "status", "--dir", str(self.run)]
-        return subprocess.check_output(command, env=self._env, text=True).splitlines()
+        done = run(command, env=self._env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
 
     def pid(self, program: str) -> int:
         """Return the id of the process itself, below its reaper; 0 if there is none."""
