@@ -293,8 +293,17 @@ def test_ordinary_task_has_the_process_to_itself(fresh: Stage, pool: str):
     assert ["a", "a", "plain"] == [name for name, *_ in fresh.facts("finished") if name != "b"]
 
 
-@pytest.mark.parametrize("acks_late", [True, False])
-@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize(
+    ("is_killed", "acks_late"),
+    [
+        (False, True),
+        (True, False),
+        *(
+            pytest.param(*both, marks=pytest.mark.thorough("a killed process and late messages"))
+            for both in ((False, False), (True, True))
+        ),
+    ],
+)
 def test_next_batch_runs_where_all_of_a_waiting_one_are_revoked(
     fresh: Stage, *, acks_late: bool, is_killed: bool
 ):
