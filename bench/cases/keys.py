@@ -30,9 +30,11 @@ _KEYS = (1, 10, 1_000, 10_000)
 #: Items of a backlog; and those that come in a second, for so many seconds.
 _ITEMS, _RATE, _SECONDS = 8192, 150.0, 10.0
 
-#: Drains of each backlog, each between two without keys and cost; and seconds after which no more
-#: are begun than the least.
-_MOST_PAIRS, _LEAST_PAIRS, _MOST = 6, 2, 90.0
+#: Items of the short drains by which the CPU is compared, and seconds of them for each round.
+_SHORT, _SECONDS_A_ROUND = 1024, 10.0
+
+#: The least number of comparisons of each backlog.
+_LEAST = 3
 
 #: Rows of the largest batch of these tasks.
 _SIZE = 32
@@ -52,34 +54,40 @@ _MOST_CPU = 10.0
 def _measure(effort: Effort) -> dict[str, Any]:
     count = effort.items(_ITEMS)
     with broker(), running("--concurrency=1", "-Q", "bench-keys") as stack:
-        pairs = min(effort.rounds, _MOST_PAIRS)
         rows = [
-            {"name": name, **_compared(stack, *backlog, count, pairs)}
+            {
+                "name": name,
+                **_drain(stack, *backlog, count),
+                "extra": _extra(stack, *backlog, effort),
+            }
             for name, backlog in _BACKLOGS.items()
         ]
         loads = [_load(stack, keys, effort.share) for keys in _KEYS]
     return {"rows": rows, "loads": loads}
 
 
-def _compared(stack: Stack, name: str, keys: int, count: int, pairs: int) -> dict[str, Any]:
+def _extra(stack: Stack, name: str, keys: int, effort: Effort) -> float:
     """
-    Drain a backlog, and compare it with ones without keys and cost, in batches as large.
+    Return the CPU of an item beyond that of one without key and cost, in batches as large.
 
-    The speed of a machine changes within a minute by more than what is looked for: so each drain
-    is compared with those just before and after it, whose batches are the next smaller and larger.
+    The speed of a machine changes within a minute by more than what is looked for.  So short
+    drains are each compared with those just before and after it, whose batches are the next
+    smaller and larger, and the median of many comparisons counts.
     """
+    count = effort.items(_SHORT)
     size = min(max(_drain(stack, name, keys, count)["size"], 1.0), float(_SIZE))
     smaller, larger = math.floor(size), math.ceil(size)
-    found: list[dict[str, Any]] = []
-    began = time.monotonic()
-    while len(found) < pairs and (len(found) < _LEAST_PAIRS or time.monotonic() - began < _MOST):
+    ratios: list[float] = []
+    plains: list[float] = []
+    end = time.monotonic() + effort.rounds * effort.share * _SECONDS_A_ROUND
+    while len(ratios) < _LEAST or time.monotonic() < end:
         before = _plain(stack, smaller, count)
         drain = _drain(stack, name, keys, count)
         after = _plain(stack, larger, count)
-        plain = _between(drain["size"], (smaller, before), (larger, after))
-        found.append({**drain, "extra": drain["cpu"] - plain})
+        plains.append(_between(drain["size"], (smaller, before), (larger, after)))
+        ratios.append(drain["cpu"] / plains[-1])
     _configure(stack, _SIZE)
-    return {key: statistics.median(each[key] for each in found) for key in found[0]}
+    return statistics.median(plains) * (statistics.median(ratios) - 1)
 
 
 def _plain(stack: Stack, size: int, count: int) -> float:
@@ -171,6 +179,7 @@ def _tables(data: dict[str, Any]) -> list[ResultTable]:
         "A call takes 2 ms, and 0.1 ms for each item; max_batch_size=32.",
         "CPU is that of the worker's main process, in microseconds for each item.",
         "The last column is what that is more than without keys and cost, in batches of as many.",
+        f"It is the median of drains of {_SHORT:,} items in turns.",
     )
     return [
         ResultTable(
