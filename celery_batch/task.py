@@ -253,7 +253,7 @@ class BatchTask(ChunkCalls, ClientMethods):
             self.request.batch_unread = True  # for `retry`: no later try would have them
             args, kwargs = stored.with_values(self.app, self.request, args, kwargs)
             self.request.update(batch_unread=False, args=args, kwargs=kwargs)
-        rows = self._call_rows(args, kwargs)
+        rows = self._call_rows(self.request, args, kwargs)
         if answer is not None:
             outcome = answer(rows)
         else:  # called directly, eagerly or by a worker without our strategy: a batch of one
@@ -401,9 +401,9 @@ class BatchTask(ChunkCalls, ClientMethods):
         chunk = self._chunk_of(args, kwargs, rows)
         return list(checked(self.name, self._batch_stages(*chunk.columns), rows))
 
-    def _call_rows(self, args: Any, kwargs: Any) -> CallRows:
-        """Return the current request's row of values, or its chunk if the message says so."""
-        count = row_count_header(self.request)
+    def _call_rows(self, request: Any, args: Any, kwargs: Any) -> CallRows:
+        """Return a request's row of values, or its chunk if the message says so."""
+        count = row_count_header(request)
         if count is not None:
             return self._chunk_of(args, kwargs, count)
         try:

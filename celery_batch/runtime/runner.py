@@ -7,6 +7,8 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import islice
 from traceback import clear_frames
@@ -114,7 +116,18 @@ class FixedSizes:
         rows = len(columns[0])
         missing = round_up(self.sizes, rows) - rows
         row = self.padding_row() if self.padding_row else [column[-1] for column in columns]
-        return [column + [value] * missing for column, value in zip(columns, row, strict=True)]
+        return [
+            column + _copies(value, missing) for column, value in zip(columns, row, strict=True)
+        ]
+
+
+def _copies(value: Any, count: int) -> list[Any]:
+    """Return copies of a value, as a model may change its rows where they are."""
+    with suppress(Exception):  # a streamer's caller may give anything
+        if isinstance(value, (dict, list)):
+            return [deepcopy(value) for _ in range(count)]
+        return [deepcopy(value)] * count
+    return [value] * count
 
 
 @dataclass(slots=True)
@@ -172,6 +185,17 @@ class _BatchRun:
     uncollated: list[Uncollated] | None = None
     #: What the first call raised that was split in search of a failing item.
     split_by: Exception | None = None
+    #: Returns the batch's columns as they came; None if only those are to be had that calls got.
+    unchanged: Callable[[], Sequence[list[Any]]] | None = None
+
+    def split(self, part: range) -> bool:
+        """Have a part run again in halves; return whether it has any."""
+        if not self.bisection.split(part):
+            return False
+        if self.unchanged is not None:  # the call that failed may have changed its items
+            columns = self.unchanged()
+            self.columns = [[column[index] for index in self.order] for column in columns]
+        return True
 
 
 class Runner:
@@ -223,11 +247,13 @@ class Runner:
         counts: Counts | None = None,
         collated: Collated | None = None,  # for these columns; not used for another first call
         uncollated: list[Uncollated] | None = None,  # takes what is left to `uncollate`
+        # Returns the columns as they came, for calls that run again; else those that calls got run.
+        unchanged: Callable[[], Sequence[list[Any]]] | None = None,
     ) -> list[Any]:
         """Run one batch as `run` does, with an outcome only in the place of a missing output."""
         outputs: list[Any] = [Outcome(again=True)] * len(columns[0])
         run = self._begin(columns, outputs, Counts() if counts is None else counts, alone=alone)
-        run.collated = collated
+        run.collated, run.unchanged = collated, unchanged
         if self._stages.uncollate is not None:
             run.uncollated = uncollated
         plan, order = run.plan, run.order
@@ -399,7 +425,7 @@ class Runner:
         part, bisection = call.part, run.bisection
         if is_out_of_memory(error):
             failure = self._note_out_of_memory(error, call, run.counts)
-            if self._error_policy.isolate_failures and bisection.split(part):
+            if self._error_policy.isolate_failures and run.split(part):
                 return ()
             run.counts.isolated += bisection.was_split and len(part) == 1
             return _all(failure, part)
@@ -412,7 +438,7 @@ class Runner:
                 return _all(error, range(part.start, part.stop + len(left)))
             is_cause = len(part) == 1 and not is_interrupt
             return _all(error, part) if is_cause else ()
-        if self._may_isolate(error) and bisection.split(part):
+        if self._may_isolate(error) and run.split(part):
             logger.info("%s raised %r on %d items: looking for the item that fails",
                         self._name, error, len(part))  # fmt: skip
             run.split_by = run.split_by or error.with_traceback(None)  # it may hold tensors

@@ -167,6 +167,33 @@ def echo_tensor(x):
     return [torch.as_tensor(each) for each in x]
 
 
+#: What a call of `refill` returns rows of.
+outputs = []
+
+
+@app.task(base=BatchTask, name="f.refill", max_batch_size=4)
+def refill(x):
+    """Return rows of one array, which each call fills again."""
+    import numpy as np  # noqa: PLC0415
+
+    outputs[:] = outputs or [np.zeros((4, 500))]
+    (buffer,) = outputs
+    for row, each in zip(buffer, x, strict=False):
+        row[:] = each
+    time.sleep(0.005)
+    return buffer[: len(x)] if x[0] % 2 else [{"row": row} for row in buffer[: len(x)]]
+
+
+@app.task(base=BatchTask, name="f.subtract", **COMPANY)
+def subtract(x):
+    """Subtract 1 from each array where it is, and raise if one is below 0 then."""
+    for each in x:
+        each.__isub__(1)
+    if any(each.min() < 0 for each in x):
+        raise ValueError("below 0")
+    return [float(each[0]) for each in x]
+
+
 @app.task(base=BatchTask, name="f.lengths", **COMPANY)
 def lengths(x):
     """Return the type and the length of each item."""

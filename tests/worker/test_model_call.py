@@ -64,7 +64,7 @@ def make_call(app: Celery, *items: int) -> ModelCall:
     """Return the call of a batch."""
     task = app.tasks.get("numbered") or Numbered.as_task(app, name="numbered")
     rows = [(item,) for item in items]
-    return ModelCall(task, rows, BatchSpan(task.name), tuple)
+    return ModelCall(task, rows, BatchSpan(task.name), tuple, lambda: rows)
 
 
 def test_all_stages_of_a_batch_have_one_instance(app: Celery):

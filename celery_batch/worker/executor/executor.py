@@ -61,6 +61,7 @@ from celery_batch.worker.executor.fast_trace import (
     FastItem,
     FastTrace,
     can_trace_fast,
+    has_own_call,
     ignores_result,
 )
 from celery_batch.worker.executor.model_call import ModelCall, broken_device
@@ -335,6 +336,7 @@ class _BatchTrace:
                 rows,
                 self._span,
                 partial(self._left_out, deliveries, Expiries(self._task.app, expires)),
+                self._decode_again,
                 self._payload.most,
                 self._payload.cost_limits,
                 is_suspect=self._payload.reason == Reason.ALONE,
@@ -357,6 +359,17 @@ class _BatchTrace:
             if self._call is not None:
                 self._call.release()
         self._outcomes = dict(zip(self._rows, outcomes, strict=True))
+
+    def _decode_again(self) -> list[CallRows]:
+        """Return the rows of all items as they came: the model may have changed what it got."""
+        return [self._decoded(self._payload[index], rows) for index, rows in self._rows.items()]
+
+    def _decoded(self, delivery: Delivery, rows: CallRows) -> CallRows:
+        task = self._task
+        if delivery.content_type is None or has_own_call(task):
+            return rows  # it was decoded before, or its task class may have given it others
+        args, kwargs, _ = delivery.decode(self._accept)
+        return task._call_rows(Context(delivery.request), args, kwargs)
 
     def _left_out(self, deliveries: Sequence[Delivery], expiries: Expiries) -> Collection[int]:
         """Return the indexes of those that have expired or were revoked since they were read."""

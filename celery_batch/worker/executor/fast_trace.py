@@ -34,7 +34,7 @@ from celery_batch.worker.dispatch.follow_up import TraceResult
 from celery_batch.worker.dispatch.payload import Delivery
 from celery_batch.worker.redis.result_backend import BulkResultWriter, named_channel
 
-__all__ = ["FastItem", "FastTrace", "can_trace_fast", "ignores_result"]
+__all__ = ["FastItem", "FastTrace", "can_trace_fast", "has_own_call", "ignores_result"]
 
 _RECEIVERS = (signals.task_prerun, signals.task_postrun, signals.task_success)
 
@@ -64,6 +64,11 @@ def ignores_result(task: Any, request: dict[str, Any]) -> bool:
     return bool(task.ignore_result if ignored is None else ignored)
 
 
+def has_own_call(task: Any) -> bool:
+    """Return whether a task's class calls the task in a way of its own."""
+    return type(task).__call__.__module__ not in _CALLS
+
+
 def can_trace_fast(task: Any) -> bool:
     """Return whether the tracer would do nothing with a task's successes but store them."""
     run = getattr(original_run(task), "__func__", None)
@@ -73,7 +78,7 @@ def can_trace_fast(task: Any) -> bool:
     return (
         not task.track_started
         and not any(trace.task_has_custom(task, hook) for hook in _HOOKS)
-        and type(task).__call__.__module__ in _CALLS
+        and not has_own_call(task)
         and type(task)._call_rows is BatchTask._call_rows
         and loader.on_task_init is BaseLoader.on_task_init
         and loader.on_process_cleanup is BaseLoader.on_process_cleanup

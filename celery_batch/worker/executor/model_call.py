@@ -62,6 +62,7 @@ class ModelCall:
         calls: Sequence[CallRows],
         span: BatchSpan,
         find_left_out: Callable[[], Collection[int]],
+        decode_again: Callable[[], Sequence[CallRows]],
         most: int | None = None,
         cost_limits: CostLimits | None = None,
         *,
@@ -70,6 +71,8 @@ class ModelCall:
         self.task = task
         #: Returns the indexes of the requests that are not to run after all.
         self._find_left_out = find_left_out
+        #: Returns the rows of all requests as they came.
+        self._decode_again = decode_again
         self._calls = calls
         self._columns = columns_of(calls)
         self._span = span
@@ -234,9 +237,15 @@ class ModelCall:
                     counts=self._counted,
                     collated=collated,
                     uncollated=self._uncollated,
+                    unchanged=self._unchanged_columns,
                 )
         finally:
             _note_broken(runner)
+
+    def _unchanged_columns(self) -> Sequence[list[Any]]:
+        calls = enumerate(self._decode_again())
+        columns = columns_of([each for n, each in calls if n not in self.left_out])
+        return columns if self._reused is None else self._reused.columns(columns)
 
     def _uncollate(self, uncollated: list[Uncollated]) -> None:
         runner = self.task._batch_runner

@@ -72,4 +72,8 @@ def _has_ended(task: Any, delivery: Delivery) -> bool:
     except Exception as error:  # noqa: BLE001 (then it fails, for what that is worth)
         logger.warning("Could not look up %s: %s", delivery.task_id, error)
         return False
-    return meta["status"] in states.READY_STATES | {states.RETRY}
+    if meta["status"] != states.RETRY:
+        return meta["status"] in states.READY_STATES
+    request = delivery.request  # each try but the first finds the RETRY of the one before
+    is_redelivered = (request.get("delivery_info") or {}).get("redelivered")
+    return not request.get("retries") or bool(is_redelivered)

@@ -49,6 +49,26 @@ def test_one_array_for_the_whole_batch(place: Place):
     assert {list} == set(map(type, lists))
 
 
+@pytest.mark.pools("prefork", "threads")
+def test_a_model_that_fills_the_array_of_its_outputs_again(place: Place):
+    """Its next call runs while these are stored, and each caller has its own row."""
+    found = place.get(place.refill.delay_many(range(200)))
+    arrays = [each["row"] if isinstance(each, dict) else each for each in found]
+
+    assert [{float(n)} for n in range(200)] == [{*each.tolist()} for each in arrays]
+
+
+@POOLS
+@pytest.mark.parametrize("size", [2, 5000], ids=["in the message", "beside it"])
+def test_a_model_that_changes_its_items(place: Place, size: int):
+    """An item that fails does not change the answers of those that run again without it."""
+    sent = [np.full(size, value) for value in (10.0, 20.0, 0.0, 30.0)]
+    found = place.get(place.subtract.delay_many(sent))
+
+    assert [9, 19, 29] == [found[0], found[1], found[3]]
+    assert "ValueError('below 0')" == repr(found[2])
+
+
 def test_many_rows_in_one_array(place: Place):
     """A chunk's argument is one array, and its function gets the rows of it."""
     array = np.arange(12, dtype="f4").reshape(4, 3)

@@ -317,6 +317,20 @@ def test_values_that_are_gone(place: Place):
 
 
 @ALIKE
+def test_a_retry_whose_values_are_gone(place: Place):
+    """It fails, though the end of the try before is stored as every retry finds it."""
+    gate = place.close_gate()
+    result = place.weigh.apply_async((large(1), "x"), retries=1)
+    place.app.backend.store_result(result.id, ConnectionError("busy"), "RETRY")
+    for key in stored(place, result.id):
+        place.app.backend.client.delete(key)
+    place.open_gate(gate)
+
+    with pytest.raises(InvalidPayload, match="gone"):
+        result.get(timeout=SOON)
+
+
+@ALIKE
 def test_a_chord_whose_values_are_gone(place: Place):
     """Its body fails, and the error's callback is called: nobody waits for ever."""
     gate = place.close_gate()
