@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -17,6 +18,7 @@ import pytest
 import yaml
 
 from tests.services.compose import ROOT, read_compose
+from tests.services.forked import run
 from tests.services.image import stages
 from tests.services.kustomize import KUBERNETES, built
 
@@ -207,7 +209,7 @@ def test_ingress_passes_what_is_for_clients():
     exact = {each["path"] for each in rules if each["pathType"] == "Exact"}
     prefixes = {each["path"] for each in rules if each["pathType"] == "Prefix"}
     code = "import json; from webapp.fastapi_app import app; print(json.dumps(app.openapi()))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+    done = run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})
     served = json.loads(done.stdout)["paths"]
     kept = {path for path in served if not (path in exact or f"/{path.split('/')[1]}" in prefixes)}
 

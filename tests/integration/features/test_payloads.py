@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from celery_batch import as_completed
 from celery_batch.errors import InvalidPayload
 from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.payloads.store import StoreError
+from tests.services.forked import run
 from tests.services.place import SOON, Place, eventually
 
 POOLS = pytest.mark.pools("prefork", "solo", "threads")
@@ -125,19 +128,20 @@ assert not {"torch", "tests.services.features"} & {*sys.modules}, "imported"
 
 @ALIKE
 @pytest.mark.parametrize("imports", ["", "import celery_batch"], ids=["app", "celery_batch"])
-def test_a_process_that_imports_no_task(place: Place, in_python: Any, imports: str):
+def test_a_process_that_imports_no_task(place: Place, imports: str):
     """It reads arrays by the ids of their results, and of a group, and forgets them."""
     single = place.echo_value.delay({"a": [large(1), large(2, "f8")]})
     grouped = group(place.arrays.s(large(n)) for n in range(3)).delay()
     grouped.save()
     place.get([single, *grouped])
     argv = ["", grouped.id, single.id]
-    said = in_python(f"import sys; sys.argv = {argv}; {imports}{READER}", **place.environment)
+    code = f"import sys; sys.argv = {argv}; {imports}{READER}"
+    done = run([sys.executable, "-c", code], env={**os.environ, **place.environment})
 
     sums = [large(1).sum(), large(2, "f8").sum(), *((2 * large(n)).sum() for n in range(3))]
     types = ["float32", "float64", *["float32"] * 3]
     wanted = [f"ndarray {kind} True {value!s}" for kind, value in zip(types, sums, strict=True)]
-    assert wanted == said.splitlines()
+    assert wanted == done.stdout.splitlines(), done.stderr
     eventually(lambda: not stored(place, single.id), "the end of its payloads")
     assert stored(place, grouped[0].id)
 
