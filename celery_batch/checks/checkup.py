@@ -57,6 +57,7 @@ CHECKS: Mapping[str, Check] = {
     "batch-size": workers_checks.filling,
     "batch-cost": workers_checks.budgets,
     "batch-duration": workers_checks.slowness,
+    "latency-target": workers_checks.shedding,
     "paused-tasks": workers_checks.halted,
     "worker-health": workers_checks.health,
 }

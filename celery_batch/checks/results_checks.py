@@ -194,7 +194,8 @@ def _unlike_stores(facts: Facts, ours: str) -> Iterator[Finding]:
     fix = "Set batch_payload_store alike where calls are made and in workers."
     for worker in facts.workers or ():
         theirs = worker.payload_store
-        if theirs is None or not worker.tasks or _place(theirs) == _place(ours):
+        is_ours = not worker.tasks.keys().isdisjoint(facts.queues)  # no other app's
+        if theirs is None or not is_ours or _place(theirs) == _place(ours):
             continue
         says = (
             f"{worker.name} keeps large values {_where(theirs)}, and callers of this app keep them"

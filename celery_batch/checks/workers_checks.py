@@ -158,6 +158,10 @@ def pools(facts: Facts) -> Iterator[Finding]:
             )
 
 
+#: The share of results above which too many miss the latency target, which is for 99 of 100.
+_LATE = 0.01
+
+
 def _serving(facts: Facts) -> list[Worker]:
     return [worker for worker in facts.workers or () if worker.tasks]
 
@@ -305,6 +309,24 @@ def slowness(facts: Facts) -> Iterator[Finding]:
                 f" or more, and the time limit, which is for the whole batch, is {limit:g} s.",
                 "Raise the limit, or lower max_batch_size.",
             )
+
+
+def shedding(facts: Facts) -> Iterator[Finding]:
+    """Whether workers refuse requests that would be late, or answer some late."""
+    for worker, name, report in _reports(facts):
+        if (target := report.get("target_latency")) is None:
+            continue
+        lately = grown(reports_of(worker.earlier).get(name, report), report)
+        refused, late = lately.targets["refused"], lately.late or 0.0
+        results = lately.targets["in_time"] + lately.targets["late"]
+        says = (
+            f"{worker.name}: in the last seconds {refused} requests of {name} were refused, and"
+            f" {late:.0%} of {results} results came later than {target:g} s."
+        )
+        if refused or (late > _LATE and results >= _ENOUGH):
+            yield warning(says, "Add workers, send less, or raise target_latency.")
+        else:
+            yield ok(says)
 
 
 def halted(facts: Facts) -> Iterator[Finding]:

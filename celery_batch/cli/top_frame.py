@@ -42,8 +42,8 @@ def frame(
         parts.append(Text(f"The broker does not answer ({cluster_state.error}){again}", "red"))
     elif not workers:
         parts.append(Text("No worker answers. Start one: celery -A APP worker", "yellow"))
-    has_padding = any(task.padding is not None for task in tasks)
-    columns = (*_TASK_COLUMNS, _PADDING) if has_padding else _TASK_COLUMNS
+    known = [name for name in _RARE if any(getattr(task, name) is not None for task in tasks)]
+    columns = (*_TASK_COLUMNS, *map(_RARE.__getitem__, known))
     parts += [_queues(tasks), Text(), _table(columns, tasks, width), Text()]
     parts += [_table(_WORKER_COLUMNS, workers, width), Text()] if workers else []
     parts += _histograms(tasks, cluster_state.seconds)
@@ -101,8 +101,14 @@ _TASK_COLUMNS = (
     _Column("wait p95", lambda task: _seconds(task.wait_p95), 5),
 )
 
-#: Shown if any task has padding that is counted.
-_PADDING = _Column("padding", lambda task: _cell(task.padding, ".0%"), 11)
+#: Those that are shown if any task has such a figure, by its name.
+_RARE = {
+    "padding": _Column("padding", lambda task: _cell(task.padding, ".0%"), 11),
+    "late": _Column("late", lambda task: _cell(task.late, ".0%"), 12),
+    "refused_per_second": _Column(
+        "refused/s", lambda task: _cell(task.refused_per_second, ",.1f"), 13
+    ),
+}
 
 _WORKER_COLUMNS = (
     _Column("worker", lambda worker: Text(worker.name, "bold"), 0, is_word=True),

@@ -55,6 +55,14 @@ class Growth:
     sizes: Counter[int] = field(default_factory=Counter)
     #: Requests, by the upper bound of their wait in seconds.
     waits: Counter[str] = field(default_factory=Counter)
+    #: Requests of a task with a latency target: ``in_time``, ``late`` or ``refused``.
+    targets: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def late(self) -> float | None:
+        """The share of the results that missed the latency target; None if there are none."""
+        results = self.targets["in_time"] + self.targets["late"]
+        return self.targets["late"] / results if results else None
 
     def add(self, other: Growth) -> None:
         """Add the growth of another worker."""
@@ -66,6 +74,7 @@ class Growth:
         self.padding += other.padding
         self.sizes.update(other.sizes)
         self.waits.update(other.waits)
+        self.targets.update(other.targets)
 
 
 def grown(before: Mapping[str, Any], after: Mapping[str, Any]) -> Growth:
@@ -83,11 +92,13 @@ def grown(before: Mapping[str, Any], after: Mapping[str, Any]) -> Growth:
         padding=last.padding - first.padding,
         sizes=last.sizes - first.sizes,
         waits=last.waits,
+        targets=last.targets - first.targets,
     )
 
 
 def _counts(report: Mapping[str, Any]) -> Growth:
     computed, padding = _padding(report)
+    latency = report.get("latency") or {}
     return Growth(
         batches=report.get("batches", 0),
         rows=report.get("rows", 0),
@@ -97,6 +108,7 @@ def _counts(report: Mapping[str, Any]) -> Growth:
         padding=padding,
         sizes=Counter({int(size): counts[0] for size, counts in report.get("sizes", {}).items()}),
         waits=Counter((report.get("wait") or {}).get("buckets")),
+        targets=Counter({name: latency.get(name, 0) for name in ("in_time", "late", "refused")}),
     )
 
 
@@ -146,6 +158,8 @@ class TaskView:
     wait_p95: float | None = None
     #: The share of what was computed that was padding, where that is counted.
     padding: float | None = None
+    late: float | None = None  # the share of results that missed the latency target
+    refused_per_second: float | None = None  # requests that would be late; None without a target
     #: ``paused``, ``drained`` or both where some worker does not run it; else empty.
     halted: str = ""
 
@@ -210,6 +224,8 @@ class ClusterState:
         for _, growth, _ in spans:
             total.add(growth)
         queue, waits = self._queues.get(task, ""), Histogram.of(total.waits)
+        has_target = any("latency" in each for each in reports)
+        refused = [(each.targets["refused"], seconds) for _, each, seconds in spans if has_target]
         waiting = sum(each.get("waiting", 0) for each in reports)
         return TaskView(
             name=task,
@@ -232,6 +248,10 @@ class ClusterState:
             wait_p50=waits.quantile(0.5),
             wait_p95=waits.quantile(0.95),
             padding=total.padding / total.computed if total.computed else None,
+            late=total.late,
+            refused_per_second=_rate(refused)
+            if any("latency" in each for each in reports)
+            else None,
             halted=_halted(reports),
         )
 

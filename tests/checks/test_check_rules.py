@@ -140,6 +140,13 @@ def storing(theirs, kind="redis", **options):
     return payloads(kind, facts, **options)
 
 
+def latency(**counts):
+    """Return facts with a worker that has counted these results and refusals lately."""
+    found = {"target_latency": 0.2, "latency": counts}
+    began = {**REPORT, **found, "latency": dict.fromkeys(counts, 0)}
+    return worker(report=found, earlier={"tasks": {"t": began}})
+
+
 def saying(**reasons):
     """Return facts with a worker that says which of its fast paths are on."""
     return worker(stats={"batch_fast_paths": {"fetch": "", **reasons}})
@@ -577,6 +584,8 @@ WRONG = [
         "warning",
         "1.2 rows of 8",
     ),
+    (workers_checks.shedding, latency(refused=3), "warning", "3 requests of t were refused"),
+    (workers_checks.shedding, latency(late=25, in_time=75), "warning", "25% of 100 results came"),
     (workers_checks.halted, worker(report={"paused": True}), "warning", "batch_resume t"),
     (workers_checks.health, worker(report={"safe_size": 4}), "warning", "ran out of memory"),
     (workers_checks.health, worker(report={"worker_losses": 3}), "warning", "died 3 times"),
@@ -682,6 +691,12 @@ FINE = [
         "beside their messages, in Redis",
     ),
     (results_checks.payloads, storing(None), "in Redis at redis://stored"),
+    (
+        results_checks.payloads,
+        replace(storing("file:///other"), queues={"other": "celery"}),
+        "in Redis at redis://stored",
+    ),
+    (workers_checks.shedding, latency(late=1, in_time=999), "0% of 1000 results came later"),
     (results_checks.payloads, storing("redis://user:**@stored"), "in Redis at redis://stored"),
     (results_checks.payloads, storing("file://directory://stored", "directory", expired=3), "3 of"),
     (results_checks.payloads, payloads("s3"), "in the object store at s3://stored"),

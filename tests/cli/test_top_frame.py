@@ -94,6 +94,20 @@ def test_padding_rows_are_padding(drawn):
     assert "20%" in next(line for line in shown.splitlines() if line.startswith("tasks.infill"))
 
 
+def test_a_task_with_a_latency_target_shows_what_it_misses(drawn):
+    """The share of late results and the rate of refused requests are of the last seconds."""
+    looks = [look(0.0, 0), look(2.0, 40)]
+    assert "refused/s" not in drawn(*looks, columns=140)
+    for each, count in zip(looks, (50, 80), strict=True):
+        latency = {"in_time": 3 * count, "late": count, "refused": count - 25}
+        each.answers["w1@host"]["tasks"]["tasks.infill"]["latency"] = latency
+    shown = drawn(*looks, columns=140)
+
+    row = next(line for line in shown.splitlines() if line.startswith("tasks.infill"))
+    assert "wait p95  late  refused/s" in shown
+    assert ["25%", "15.0"] == row.split()[-2:]
+
+
 def test_nothing_is_known_yet(drawn):
     """Without a worker it says what to do, and shows dots where it knows nothing."""
     shown = drawn(ClusterSnapshot(time=0.0))
