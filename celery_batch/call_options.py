@@ -1,8 +1,10 @@
-"""Checks the options of calls."""
+"""Checks the names of calls' options."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from functools import cache
 from inspect import signature
 from typing import Any
@@ -11,13 +13,18 @@ from kombu.messaging import Producer
 
 from celery_batch.config import did_you_mean
 
-__all__ = ["check_options"]
+__all__ = ["check_options", "warn_of_misspelt"]
+
+logger = logging.getLogger(__name__)
 
 #: What Celery's router and kombu read beside the parameters of `send_task` and `publish`.
 _OF_MESSAGES = (
     *("queue", "exchange_type", "argsrepr", "kwargsrepr", "stamped_headers", "origin"),
     *("ignore_result", "message_id", "correlation_id", "user_id", "app_id", "type", "timestamp"),
 )
+
+#: How alike names have to be for one to be a misspelt other, of 1.
+_ALIKE = 0.75
 
 
 def check_options(caller: str, app: Any, options: Mapping[str, Any], own: Collection[str]) -> None:
@@ -36,3 +43,23 @@ def _known(app: Any) -> frozenset[str]:
     """Return the names of all options of a call, for a class of apps."""
     parameters = {*signature(app.send_task).parameters, *signature(Producer.publish).parameters}
     return frozenset({*_OF_MESSAGES, *parameters} - {"self", "options", "properties"})
+
+
+def warn_of_misspelt(task: Any, options: Mapping[str, Any]) -> None:
+    """Warn of options that no part of Celery reads and whose names are almost those of others."""
+    kind: Any = type(task.app)
+    stamps = options.get("stamped_headers") or ()
+    for name in options.keys() - _known(kind) - {*stamps}:
+        _warn_once(task.name, name, kind)
+
+
+@cache
+def _warn_once(task_name: str, name: str, app: Any) -> None:
+    near = get_close_matches(name, _known(app), n=1, cutoff=_ALIKE)
+    if near:
+        logger.warning(
+            "%s: a call has no option %r, which nothing reads; did you mean %s?",
+            task_name,
+            name,
+            near[0],
+        )

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from celery import Task
 from kombu.exceptions import EncodeError, OperationalError
 
+from celery_batch.call_values import readable_options
 from celery_batch.compat.older_celery import is_lost_backend
 from celery_batch.compat.tasks import send_groups_with
 from celery_batch.defaults import Items, Seconds
@@ -65,6 +66,7 @@ class ClientMethods(Task):  # type: ignore[misc]
 
         Raises:
             TypeError: The arguments do not fit the task's function.
+            ConfigurationError: An option has a value that Celery cannot read.
             EncodeError: An argument cannot be serialized; the error names it.
             OperationalError: The broker could not be reached, or refused the message.
             QueueFull: As many items wait already as ``max_queue`` or ``max_queue_cost`` allows.
@@ -77,6 +79,8 @@ class ClientMethods(Task):  # type: ignore[misc]
                 return super().apply_async(args, kwargs, *more, **options)  # its TypeError
             given = {name: value for name, value in named.items() if value is not None}
             options = {**options, **given}
+        if options:
+            options = readable_options(self, options)
         publisher = _client("publish.publisher").Publisher.of(self.app)
         with publisher.limiter().admit(self, options, call=(args, kwargs)):
             args, kwargs, options = publisher.with_stored_values(self, args, kwargs, options)
@@ -159,12 +163,14 @@ class ClientMethods(Task):  # type: ignore[misc]
 
         Raises:
             TypeError: The arguments do not fit the task's function.
+            ConfigurationError: An option has a value that Celery cannot read.
             EncodeError: An argument cannot be serialized; the error names it.
             OperationalError: The broker could not be reached, or refused the message.
             QueueFull: As many items wait already as ``max_queue`` or ``max_queue_cost`` allows.
             BrokerUnreachable: An `OperationalError`, too: with ``max_queue``, the broker does
                 not answer, so the number of waiting items is unknown.
         """
+        options = readable_options(self, options)
         return await _client("publish.aio").apply_async(self, args, kwargs, options)
 
     def delay_many(self, items: Iterable[Any]) -> list[Any]:
@@ -180,10 +186,10 @@ class ClientMethods(Task):  # type: ignore[misc]
         Raises:
             PartlySent: Only some could be sent; the error says which.
             QueueFull: There is not enough room for all; none was sent.
-            TypeError: ``items`` is a text or a mapping, and no list.
+            TypeError: ``items`` is no list, or the task takes several arguments.
             EncodeError: An item cannot be serialized; the error names it.
         """
-        refuse_one_value("delay_many()", items)
+        self._refuse_items(items)
         return self.apply_many(((item,), None) for item in items)
 
     def apply_many(self, rows: Iterable[Any], **options: Any) -> list[Any]:
@@ -203,7 +209,22 @@ class ClientMethods(Task):  # type: ignore[misc]
             QueueFull: There is not enough room for all; none was sent.
             TypeError: A row is something else.
         """
+        refuse_one_value("apply_many()", rows, "[((item,), None)]")
+        options = readable_options(self, options)
         return _client("publish.send_many").apply_many(self, rows, options)  # type: ignore[no-any-return]
+
+    def _refuse_items(self, items: Iterable[Any]) -> None:
+        """Raise TypeError for what is no list of items, and if a call takes several arguments."""
+        refuse_one_value("delay_many()", items)
+        check = getattr(self, "__header__", None)
+        if self.typing and check:
+            try:
+                check(None)
+            except TypeError as error:
+                raise TypeError(
+                    f"delay_many() gives each call one argument: {error}; write"
+                    f" apply_many([((a, b), None), ...]) for several"
+                ) from None
 
     async def adelay_many(self, items: Iterable[Any]) -> list[Any]:
         """
@@ -218,10 +239,10 @@ class ClientMethods(Task):  # type: ignore[misc]
         Raises:
             PartlySent: Only some could be sent; the error says which.
             QueueFull: There is not enough room for all; none was sent.
-            TypeError: ``items`` is a text or a mapping, and no list.
+            TypeError: ``items`` is no list, or the task takes several arguments.
             EncodeError: An item cannot be serialized; the error names it.
         """
-        refuse_one_value("delay_many()", items)
+        self._refuse_items(items)
         return await self.aapply_many(((item,), None) for item in items)
 
     async def aapply_many(self, rows: Iterable[Any], **options: Any) -> list[Any]:
@@ -242,6 +263,8 @@ class ClientMethods(Task):  # type: ignore[misc]
             PartlySent: Only some could be sent; the error says which.
             QueueFull: There is not enough room for all; none was sent.
         """
+        refuse_one_value("apply_many()", rows, "[((item,), None)]")
+        options = readable_options(self, options)
         return await _client("publish.aio").aapply_many(self, rows, options)  # type: ignore[no-any-return]
 
     def _apply_chunks(self, chunks: Iterable[Any], options: dict[str, Any]) -> list[Any]:

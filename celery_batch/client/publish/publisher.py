@@ -17,6 +17,7 @@ from typing import Any
 from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps
 
+from celery_batch.call_options import warn_of_misspelt
 from celery_batch.client.backpressure import QueueLimiter
 from celery_batch.client.publish.buffer import (
     BulkWrite,
@@ -39,6 +40,7 @@ from celery_batch.client.publish.templates import (
     embed_of,
     is_plain_celery,
     needs_sent_header,
+    routes_by_maps,
     why_slow,
     without_subscription,
 )
@@ -170,6 +172,8 @@ class Publisher(PerProcess):
     ) -> Any:
         """Send one call on Celery's path, and have our listener receive its result if it can."""
         check_priority(task, options)
+        if is_plain_celery(self._app) and routes_by_maps(self._app):  # else others may read them
+            warn_of_misspelt(task, options)
         bulk = current_bulk(task, options)
         headers = options.get("headers") or {}
         if needs_sent_header(task, headers):

@@ -43,6 +43,7 @@ __all__ = [
     "embed_of",
     "is_plain_celery",
     "needs_sent_header",
+    "routes_by_maps",
     "why_slow",
     "without_subscription",
 ]
@@ -187,13 +188,14 @@ def why_slow(app: Any) -> str:
         "a publishing signal has receivers": any(signal.receivers for signal in _SIGNALS),
         "task_send_sent_event is on": bool(app.conf.task_send_sent_event),
         "the app has an AMQP class of its own": type(app.amqp) is not amqp.AMQP,
-        "a route is a function": not _are_maps(app.amqp.router.routes),
+        "a route is a function": not routes_by_maps(app),
     }
     return ", ".join(reason for reason, holds in reasons.items() if reason and holds)
 
 
-def _are_maps(routes: Any) -> bool:
-    return all(isinstance(route, MapRoute) for route in routes)
+def routes_by_maps(app: Any) -> bool:
+    """Return whether no function of the user's chooses where an app's calls go."""
+    return all(isinstance(route, MapRoute) for route in app.amqp.router.routes)
 
 
 class MessageTemplates:
@@ -240,7 +242,7 @@ class MessageTemplates:
         probe_class = _PROBES.get(driver)
         if driver == "amqp" and not FastPaths.of(app).is_on("amqp_frames"):
             return
-        is_stock = type(app.amqp) is amqp.AMQP and _are_maps(app.amqp.router.routes)
+        is_stock = type(app.amqp) is amqp.AMQP and routes_by_maps(app)
         if probe_class is None or not is_stock or not _is_plain(task, options):
             return
         try:

@@ -1,0 +1,46 @@
+"""Checks the values of calls' options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from celery.utils.time import isoparse
+
+from celery_batch.errors import ConfigurationError
+
+__all__ = ["readable_options"]
+
+
+def readable_options(task: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a call; raise ConfigurationError for what Celery cannot read."""
+    for name in _READABLE.keys() & options.keys():
+        value, (read, expected) = options[name], _READABLE[name]
+        try:
+            found = read(value) if value else value
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
+            words = f"{task.name}: {name}: must be {expected}, got {value!r}"
+            raise ConfigurationError(words) from error
+        if name == "headers" and found is not value:
+            options = {**options, name: found}
+    return options
+
+
+def _later(seconds: Any) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+def _expiry(value: Any) -> datetime:
+    if isinstance(value, datetime):
+        return value
+    return isoparse(value) if isinstance(value, str) else _later(value)
+
+
+#: What reads an option as Celery does, and what it may be.
+_READABLE: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "countdown": (_later, "seconds as a number"),
+    "eta": (lambda value: isinstance(value, str) or value.isoformat(), "a datetime"),
+    "expires": (_expiry, "seconds as a number, a datetime or its text in ISO 8601"),
+    "headers": (lambda value: value if type(value) is dict else dict(value), "a dict"),
+}
