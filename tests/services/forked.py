@@ -40,18 +40,28 @@ _PATCHING_POOLS = {"gevent", "eventlet"}
 _INPUT = 1 << 20
 
 
-def start(command: Sequence[str], log: Path, *, env: Mapping[str, str]) -> ManagedProcess:
+def start(
+    command: Sequence[str],
+    log: Path,
+    *,
+    env: Mapping[str, str],
+    pass_fds: Sequence[int] = (),
+    imports: Sequence[str] = (),
+) -> ManagedProcess:
     """
-    Start ``celery`` with a command line, forked if that makes no difference.
+    Start ``celery`` with a command line, or ``python -m``, forked if that makes no difference.
 
     Args:
         command: The command line.
         log: Where its output goes.
         env: Its environment.
+        pass_fds: Descriptors that it has, under the same numbers.
+        imports: Libraries that it and others import, which are forked with it.
     """
-    if _PATCHING_POOLS.intersection(command) or _makes_a_difference(env):
-        return ManagedProcess(command, log, env=env)
-    return Forked(command, log, env)
+    patches = any(word.endswith(pool) for word in command for pool in _PATCHING_POOLS)
+    if patches or _makes_a_difference(env):
+        return ManagedProcess(command, log, env=env, pass_fds=pass_fds)
+    return Forked(command, log, env, pass_fds, imports)
 
 
 def _makes_a_difference(env: Mapping[str, str]) -> bool:
@@ -145,13 +155,23 @@ class Forked(ManagedProcess):
         command: The command line.
         log: Where its output goes.
         env: Its environment.
+        pass_fds: Descriptors that it has, under the same numbers.
+        imports: Libraries to import before it is forked.
     """
 
-    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        env: Mapping[str, str],
+        pass_fds: Sequence[int],
+        imports: Sequence[str],
+    ) -> None:
         self.name = log.stem
         self.log = log
         self._owner = os.getpid()
-        self._reaper = _Reaper(command, log, env)  # type: ignore[assignment]
+        request = {"command": [*command], "env": {**env}, "passed": [*pass_fds]}
+        self._reaper = _Reaper({**request, "imports": [*imports]}, log)  # type: ignore[assignment]
         self._pipe = self._reaper.stdin  # type: ignore[assignment]
         managed_process._children.add(self)
 
@@ -208,10 +228,10 @@ class _Process:
 class _Reaper(_Process):
     """The process that a worker ends with."""
 
-    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, request: dict[str, Any], log: Path) -> None:
         reads, writes = os.pipe()
         with log.open("ab") as output:
-            super().__init__({"command": [*command], "env": {**env}}, [reads, output.fileno()])
+            super().__init__(request, [reads, output.fileno(), *request["passed"]])
         os.close(reads)
         self.stdin = os.fdopen(writes, "wb", buffering=0)
 

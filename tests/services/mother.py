@@ -13,6 +13,8 @@ differs from one that was executed in what it need not import.
 Two of their waits that only take time are shorter: for billiard a second before a pool process
 ends, for Celery half a second each while the pool's processes end.
 
+A program for ``python -m`` is forked as a worker is, with descriptors that it is to have.
+
 A command with three streams is forked without a reaper, as `subprocess` would start it; it may
 be a program for ``python -c``, and the request may name libraries to import before.
 """
@@ -20,11 +22,13 @@ be a program for ``python -c``, and the request may name libraries to import bef
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
 import os
 import resource
+import runpy
 import signal
 import socket
 import sys
@@ -71,8 +75,8 @@ _LIBRARIES = (
     "kombu.utils.eventio",
 )
 
-#: Standard input, the log, and where the reaper says how the worker fares.
-_WORKERS_DESCRIPTORS = 3
+#: No process has so many descriptors.
+_MANY = 500
 
 _TO_DEFAULT = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP)
 
@@ -112,13 +116,19 @@ class _Server:
 
 def _run_reaper(request: dict[str, Any], descriptors: list[int]) -> None:
     """Be a reaper; return in its worker only."""
-    stdin, log, said = descriptors
+    stdin, log, *others = descriptors
+    *passed, said = (fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _MANY) for each in others)
+    for each in others:
+        os.close(each)
     os.setsid()
     os.dup2(stdin, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(stdin)
     os.close(log)
+    for each, number in zip(passed, request["passed"], strict=True):
+        os.dup2(each, number)
+        os.close(each)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.write(said, b"%d\n" % os.getpid())
     _enter(request)
@@ -165,7 +175,7 @@ def _work(command: list[str]) -> NoReturn:
 
 
 def _be_program(command: list[str]) -> NoReturn:
-    """Be what ``celery`` or ``python -c`` is, called with this command line."""
+    """Be what ``celery``, ``python -c`` or ``python -m`` is, called with this command line."""
     signal.set_wakeup_fd(-1)
     for number in _TO_DEFAULT:
         signal.signal(number, signal.SIG_DFL)
@@ -176,6 +186,10 @@ def _be_program(command: list[str]) -> NoReturn:
     if command[1] == "-c":
         _be_python(command[2])
     sys.argv = command
+    if command[1] == "-m":
+        sys.argv = command[2:]
+        runpy.run_module(command[2], run_name="__main__", alter_sys=True)
+        sys.exit()
     sys.exit(importlib.import_module("celery.__main__").main())
 
 
@@ -197,7 +211,7 @@ def _reap(options: int) -> None:
 def _listen(line: socket.socket) -> Callable[[], NoReturn]:
     """Fork for each request until the line is closed; return, in a worker, what it is to do."""
     while True:
-        text, descriptors, _flags, _address = socket.recv_fds(line, 1 << 20, 4)
+        text, descriptors, _flags, _address = socket.recv_fds(line, 1 << 20, 8)
         if not text:
             _reap(0)
             sys.exit()
@@ -206,7 +220,7 @@ def _listen(line: socket.socket) -> Callable[[], NoReturn]:
             _import(request["imports"])
         if not os.fork():
             line.close()
-            is_worker = len(descriptors) == _WORKERS_DESCRIPTORS
+            is_worker = "passed" in request
             (_run_reaper if is_worker else _run_command)(request, descriptors)
             return lambda: (_work if is_worker else _be_program)(request["command"])
         for each in descriptors:

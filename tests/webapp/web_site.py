@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from tests.services.forked import start
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,6 +28,17 @@ COMMANDS = {
     "django": [*_GUNICORN, "--threads=16", "webapp.django_site.wsgi"],
     "flask-gevent": [*_GUNICORN, "-kgevent", "webapp.flask_app:app"],
     "django-asgi": [*_UVICORN, "--lifespan=off", "webapp.django_site.asgi:application"],
+}
+
+#: What apps on these servers import, but for what depends on their environment.
+IMPORTS = {
+    "gunicorn": (
+        "gunicorn.app.wsgiapp",
+        "gunicorn.workers.gthread",
+        "flask",
+        "django.core.handlers.wsgi",
+    ),
+    "uvicorn": ("uvicorn.main", "fastapi"),
 }
 
 #: Seconds for the inputs of a request, and their number, in all tests.
@@ -96,7 +108,7 @@ def running(kind: str, log: Path, env: dict[str, str]) -> Iterator[Site]:
         bind = f"--bind=fd://{number}" if program == "gunicorn" else f"--fd={number}"
         line = [sys.executable, "-m", program, *options, bind]
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        child = ManagedProcess(line, log, env=env, pass_fds=[number])
+        child = start(line, log, env=env, pass_fds=[number], imports=IMPORTS[program])
         try:
             with httpx.Client(base_url=url, timeout=60) as client:
                 yield Site(kind, url, child, client)
