@@ -124,15 +124,11 @@ class Settings:
         for name in ("batch_bulk", "batch_overlap"):
             switch = _setting(app, name)
             require(isinstance(switch, bool), name, "True or False", switch)
-        devices = _setting(app, "batch_devices")
         timeout, lease = _seconds(app, "batch_load_timeout"), _seconds(app, "batch_lease")
-        if isinstance(devices, str):
-            devices = [name.strip() for name in devices.split(",") if name.strip()]
-        chosen = tuple(map(_device, devices)) if devices else None
         metrics = _setting(app, "batch_metrics")
         url = _setting(app, "batch_cache_url")
         require(url is None or isinstance(url, str), "batch_cache_url", "the URL of a Redis", url)
-        return cls(chosen, timeout, _message_size(app), lease, _queue_name(app), metrics)
+        return cls(_devices(app), timeout, _message_size(app), lease, _queue_name(app), metrics)
 
 
 def unread_settings(app: Any) -> dict[str, str]:
@@ -373,6 +369,18 @@ def _message_size(app: Any) -> int | None:
     size = _setting(app, name)
     require(size is None or _is_positive(size), name, expected, size)
     return size  # type: ignore[no-any-return]
+
+
+def _devices(app: Any) -> tuple[str, ...] | None:
+    """Return the names of devices; None if none are chosen."""
+    given = _setting(app, "batch_devices")
+    if not given:
+        return None
+    expected = 'names of devices, such as "cuda:0,cuda:1" or ["cuda:0", "cuda:1"]'
+    require(isinstance(given, (str, list, tuple)), "batch_devices", expected, given)
+    if isinstance(given, str):
+        given = [name.strip() for name in given.split(",") if name.strip()]
+    return tuple(map(_device, given))
 
 
 def _device(name: Any) -> Any:

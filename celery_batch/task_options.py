@@ -161,6 +161,9 @@ def check_celery_options(task: Any) -> None:
         is_limit = _is_number(seconds) and 0 <= seconds < math.inf
         name = f"{task.name}.{option}"
         require(seconds is None or is_limit, name, "seconds as a number from 0 up", seconds)
+    throws = task.throws if isinstance(task.throws, tuple) else (task.throws,)
+    are_errors = all(isinstance(each, type) and issubclass(each, BaseException) for each in throws)
+    require(are_errors, f"{task.name}.throws", "a tuple of exception classes", task.throws)
     priority = getattr(task, "priority", None)
     is_priority = _is_number(priority) and isinstance(priority, Integral) and int(priority) >= 0
     expected = "a whole number from 0 up"

@@ -69,6 +69,13 @@ def test_devices_are_a_list_or_a_word(app: Celery, devices: Any, names: Any):
     assert names == Settings.of(app).devices
 
 
+def test_devices_are_no_number(app: Celery):
+    """The message names the setting, and what it may be."""
+    app.conf.batch_devices = 5
+    with pytest.raises(ConfigurationError, match="batch_devices: must be names of devices, such"):
+        Settings.of(app)
+
+
 def test_load_timeout_is_seconds(app: Celery):
     """It may be a whole number, and becomes a float as all times are."""
     app.conf.batch_load_timeout = 30

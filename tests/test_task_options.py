@@ -146,6 +146,8 @@ class TestOptions:
             ("priority", True, "a whole number from 0 up"),
             ("rate_limit", "abc", 'a number of items, by the second, minute or hour, such as "1'),
             ("rate_limit", "10/d", 'a number of items, by the second, minute or hour, such as "1'),
+            ("throws", "KeyError", "a tuple of exception classes"),
+            ("throws", (KeyError, 1), "a tuple of exception classes"),
             ("rate_limit", [1], 'a number of items, by the second, minute or hour, such as "1'),
         ],
     )

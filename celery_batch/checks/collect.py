@@ -54,8 +54,9 @@ from celery_batch.payloads.store import (
     StoreError,
     StoreRefused,
 )
-from celery_batch.runtime.devices import usable_cores
+from celery_batch.runtime.devices import check_device, usable_cores
 from celery_batch.worker.dispatch.job_submitter import overlap_state
+from celery_batch.worker.metrics.exporter import address_of
 from celery_batch.worker.redis.answer_cache import cache_backend
 from celery_batch.worker.scheduling.routing import (
     batch_tasks,
@@ -186,7 +187,9 @@ def trouble_of(app: Any) -> str:
     try:
         app.loader.import_default_modules()
         app.finalize()
-        Settings.of(app)
+        for name in Settings.of(app).devices or ():
+            check_device(name)
+        address_of(app)
         for task in batch_tasks(app):
             check_padding_cost(task)
     except ConfigurationError as error:

@@ -14,11 +14,13 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from celery_batch.errors import ConfigurationError
 
 __all__ = [
     "VISIBLE",
+    "check_device",
     "discover",
     "pin",
     "require_seen",
@@ -46,17 +48,22 @@ def discover() -> list[str]:
     return [f"cuda:{number}" for number in range(count)] or ["cpu"]
 
 
+def check_device(name: Any) -> None:
+    """Check the name of a device, which need not exist on this machine."""
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise ConfigurationError(
+            f"batch_devices: {name!r} is no device; write 'cpu', 'cuda:0', 'cuda:1', ..., or"
+            f" a GPU's or MIG slice's id as nvidia-smi -L lists it"
+        )
+
+
 def pin(index: int, devices: Sequence[str] | None = None) -> str:
     """Pin this process to a device, if it exists and CUDA is not initialised; return its name."""
     # Pool process ``i``, and its replacement, gets device ``i mod n``.  A pinned GPU is
     # ``"cuda:0"``, since it is the only one the process can see.
     names = list(devices or discover())
     name = names[index % len(names)]
-    if not _NAME.fullmatch(name):
-        raise ConfigurationError(
-            f"batch_devices: {name!r} is no device; write 'cpu', 'cuda:0', 'cuda:1', ..., or"
-            f" a GPU's or MIG slice's id as nvidia-smi -L lists it"
-        )
+    check_device(name)
     if not name.startswith("cuda:"):
         return name
     entry = visible_entry(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 from celery_batch.errors import WrongResultCount
@@ -43,8 +44,10 @@ def _are_columns(outputs: tuple[Any, ...], size: int) -> bool:
     """Return whether a tuple's values, each as long as the batch, cannot be outputs of items."""
     if len(outputs) < 2 or any(_row_count(each) != size for each in outputs):  # noqa: PLR2004
         return False
-    first = _row_type(outputs[0])
-    return len(outputs) != size or any(_row_type(each) != first for each in outputs)
+    types = set(map(_row_type, outputs))
+    if not any(hasattr(each, "tolist") for each in outputs):
+        types.discard(None)
+    return len(outputs) != size or len(types) > 1
 
 
 def _row_count(values: Any) -> int | None:
@@ -56,9 +59,10 @@ def _row_count(values: Any) -> int | None:
 
 
 def _row_type(values: Any) -> Any:
-    """Return what an array's rows have in common, and None for those of a list."""
+    """Return what the rows of an array or a list have in common; None for nothing."""
     if not hasattr(values, "tolist"):
-        return None
+        kinds = {Real if isinstance(each, Real) else type(each) for each in values}
+        return kinds.pop() if len(kinds) == 1 else None
     dtype = getattr(values, "dtype", None)
     return getattr(dtype, "char", dtype), tuple(values.shape[1:])  # texts may differ in length
 

@@ -377,7 +377,7 @@ class RedisStreamer:
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: BaseException) -> OperationalError:
-        url = maybe_sanitize_url(self.app.conf.broker_url)
+        url = maybe_sanitize_url(self.app.conf.broker_write_url)
         return OperationalError(f"Redis at {url} cannot be reached: {error}")
 
     def __repr__(self) -> str:

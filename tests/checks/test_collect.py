@@ -144,6 +144,15 @@ def test_a_module_that_raises_is_trouble(
     assert re.search(f"The app's tasks cannot be imported: {words}", trouble)
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("batch_devices", "gpu"), ("batch_devices", ["cuda:0", 1]), ("batch_metrics", "localhost")],
+)
+def test_settings_with_which_no_worker_starts(setting: str, value: object):
+    """They are refused as the worker refuses them."""
+    assert trouble_of(app_with(**{setting: value})).startswith(f"{setting}: ")
+
+
 def test_nothing_is_wrong_with_a_sound_app():
     """Then there is no trouble."""
     assert "" == trouble_of(app_with())

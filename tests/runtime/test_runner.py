@@ -399,10 +399,20 @@ def test_what_is_no_list_is_refused_by_name(outputs: Any, what: str):
         (torch.zeros(2), np.zeros(2)),
         (np.array([0.1, 0.9]), ["cat", "dog"]),
         torch.zeros(2, 3).max(dim=1),
+        ([0.1, 0.9], ["cat", "dog"]),
         ([0.1, 0.9], ["cat", "dog"], [1, 2]),
         (torch.zeros(2), torch.zeros(2), torch.zeros(2), torch.zeros(2)),
     ],
-    ids=["dtype", "shape", "library", "list", "values, indices", "three lists", "four tensors"],
+    ids=[
+        "dtype",
+        "shape",
+        "library",
+        "list",
+        "values, indices",
+        "two lists",
+        "three lists",
+        "four tensors",
+    ],
 )
 def test_columns_are_nobody_s_output(outputs: tuple[Any, ...]):
     """A tuple with a value of each item in each of its columns is refused in any number."""
@@ -430,10 +440,11 @@ def test_two_columns_fail_in_every_batch(size: int):
         torch.ones(2, 2).unbind(),
         (np.array(["a", "b"]), np.array(["long", "er"])),
         (np.zeros((2, 3)), np.zeros((1, 4))),
-        ([1, 2], ["a", "b"]),
+        ([0, 1], [0.5, 0.5]),
+        ([1, "a"], [1, 2]),
         ("ab", "cd"),
     ],
-    ids=["unbind", "texts", "shapes", "lists", "strings"],
+    ids=["unbind", "texts", "shapes", "lists", "unlike values", "strings"],
 )
 def test_a_tuple_of_rows_is_outputs(outputs: tuple[Any, ...]):
     """Also where each of them is as long as the batch."""

@@ -13,8 +13,9 @@ from celery_batch import RedisStreamer
 @pytest.mark.parametrize("max_queue", [None, 9])
 @pytest.mark.parametrize("items", [[1], [1, 2, 3]], ids=["one", "many"])
 @pytest.mark.parametrize("way", ["submit", "predict", "apredict"])
-def test_redis_that_is_not_there_is_named(way, items, max_queue):
+def test_redis_that_is_not_there_is_named(way, items, max_queue, monkeypatch):
     """The error names the Redis that cannot be reached, without its password."""
+    monkeypatch.setenv("CELERY_BROKER_URL", "redis://another:6379/0")
     streamer = RedisStreamer(
         "redis://:secret@localhost:1/0", worker_timeout=10, max_queue=max_queue
     )
