@@ -80,6 +80,9 @@ _LONGEST = 1e9
 #: Seconds after a lost connection in which no request tries to connect again.
 _PAUSE = 1.0
 
+#: A call that expires so many seconds before its time has done so by another clock.
+_CLOCKS_DIFFER = 0.1
+
 #: When each app's broker may be tried again, by the monotonic clock.
 _away_until: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
@@ -141,7 +144,8 @@ def predict(
             with _refusals(results if may_refuse else (), wake) as refused:
                 all(_has_come(result, deadline, received, refused) for result in results)
                 _raise_refusal(results, refused)
-    return _outputs(task.name, results, return_exceptions=return_exceptions)
+    until = deadline if expires is None else min(deadline, deadline - timeout + expires)
+    return _outputs(task.name, results, until, return_exceptions=return_exceptions)
 
 
 async def apredict(
@@ -188,7 +192,8 @@ async def apredict(
                 await _all_end(results, deadline)
         with _reading_results():
             await asyncio.gather(*(each.read_soon() for each in results if each.has_payload))
-    return _outputs(task.name, results, return_exceptions=return_exceptions)
+    until = deadline if expires is None else min(deadline, deadline - timeout + expires)
+    return _outputs(task.name, results, until, return_exceptions=return_exceptions)
 
 
 def _listed(items: Iterable[Any]) -> list[Any]:
@@ -501,7 +506,9 @@ def _has_come(
     return True
 
 
-def _outputs(task: str, results: Sequence[Any], *, return_exceptions: bool) -> list[Any]:
+def _outputs(
+    task: str, results: Sequence[Any], until: float, *, return_exceptions: bool
+) -> list[Any]:
     with _reading_results():
         found = [(result.result, result.state) for result in results]
     failed = [n for n, (_, state) in enumerate(found) if state != states.SUCCESS]
@@ -509,7 +516,7 @@ def _outputs(task: str, results: Sequence[Any], *, return_exceptions: bool) -> l
     outputs: list[Any] = [value for value, _ in found]
     # A refusal comes first: it says when the whole request may succeed.
     for index in failed if return_exceptions else (refused or failed)[:1]:
-        error = outputs[index] = _error_of(*found[index])
+        error = outputs[index] = _error_of(*found[index], until)
         if isinstance(error, TaskFailed):
             place = "" if len(found) == 1 else f", item {index}"
             if place:
@@ -524,9 +531,15 @@ def _outputs(task: str, results: Sequence[Any], *, return_exceptions: bool) -> l
     return outputs
 
 
-def _error_of(value: Any, state: str) -> BaseException:
-    """Return what an item has failed with."""
+def _error_of(value: Any, state: str, until: float = 0.0) -> BaseException:
+    """Return what an item has failed with that may run until a time on the monotonic clock."""
     if state == states.REVOKED and str(value) == "expired":
+        early = until - time.monotonic()
+        if early > _CLOCKS_DIFFER:
+            return DeadlineExceeded(
+                f"A worker took the call as expired {early:.1f} s before its deadline: the clocks"
+                f" of that host and of this one differ."
+            )
         return DeadlineExceeded("No worker took the call in time.")
     return task_error(value if isinstance(value, Exception) else BatchError(f"{state}: {value}"))
 

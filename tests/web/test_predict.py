@@ -8,8 +8,9 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta, tzinfo
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import pytest
@@ -19,6 +20,7 @@ from kombu.exceptions import EncodeError, OperationalError
 from celery_batch import BatchTask, BrokerUnreachable, QueueFull, TaskFailed
 from celery_batch.errors import ConfigurationError, DeadlineExceeded, InvalidRow
 from celery_batch.processes.redis_server import RedisServer, find_redis_server
+from celery_batch.web import predict as predict_module
 from celery_batch.web.errors import http_error
 from celery_batch.web.predict import apredict, predict
 from celery_batch.web.prepare import prepare
@@ -173,6 +175,24 @@ def test_what_is_late_is_revoked(redis_place: Place, ask: Callable[..., Any]):
     eventually(lambda: ids <= set(_revoked_ids(worker)), "a revoke")
 
     assert 4.0 == blocking.get(timeout=AMPLE)
+
+
+class _Behind(datetime):
+    """The time of a clock that is 20 seconds behind."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        """Return that time."""
+        return super().now(tz) - timedelta(seconds=20)
+
+
+def test_a_clock_that_is_behind_is_told(
+    redis_place: Place, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
+    """The calls have expired by the worker's clock: nobody looks for a worker that is too slow."""
+    monkeypatch.setattr(predict_module, "datetime", _Behind)
+    with pytest.raises(DeadlineExceeded, match="clocks of that host and of this one differ"):
+        ask(redis_place.double, [1, 2], timeout=10.0)
 
 
 def test_what_is_left_finishes(shop: Shop, ask: Callable[..., Any]):
