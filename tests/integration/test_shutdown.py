@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 
 import pytest
+from kombu import Queue
 
 from tests.conftest import Shop
 
@@ -47,6 +48,24 @@ def test_restart_under_load_loses_nothing_and_repeats_nothing(
     assert 0 < done_by_first < 500
     assert list(range(500)) == answers
     assert {1} == set(runs.values())
+
+
+def test_what_comes_back_from_a_quorum_queue_runs_in_batches(rabbit_shop: Shop):
+    """On threads, too: a worker that is told to end gives back what it has prefetched."""
+    queue = Queue("returned", queue_arguments={"x-queue-type": "quorum"})
+    conf = {"task_create_missing_queue_type": "quorum"}
+    options = ("-P", "threads", "-c", "1", "-Q", queue.name)
+    first = rabbit_shop.worker(*options, conf=conf)
+    results = rabbit_shop.slow.apply_many([((n,), None) for n in range(200)], queue=queue)
+    results[10].get(timeout=60)
+    first.stop(grace=60)
+    before = rabbit_shop.recall("slow")
+    rabbit_shop.worker(*options, conf=conf)
+    answers = [result.get(timeout=120) for result in results]
+    after = rabbit_shop.recall("slow")[len(before) :]
+
+    assert list(range(200)) == answers
+    assert len(after[0]["items"]) > 1
 
 
 @pytest.mark.parametrize(

@@ -83,4 +83,6 @@ def is_suspect(request: Any, consumer: Any) -> bool:
     """
     if not request.is_redelivered or consumer.connection.transport.driver_type == "redis":
         return False
-    return not isinstance(consumer.pool, PreforkPool) or request.deliveries > 1
+    if request.deliveries:  # a worker that is told to end gives back what it has not run
+        return bool(request.deliveries > 1)
+    return not isinstance(consumer.pool, PreforkPool)
