@@ -95,6 +95,7 @@ FAST_PATHS = (
 #: What options are called elsewhere; the names that look most like these mean something else.
 _USUAL_NAMES = {
     "batch_size": "max_batch_size",
+    "batch_max_size": "max_batch_size",  # the setting's name
     "flush_every": "max_batch_size",  # celery-batches' names
     "flush_interval": "max_wait",
     "timeout": "time_limit",

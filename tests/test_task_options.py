@@ -78,6 +78,7 @@ class TestOptions:
         [
             ("max_batch_sise", "; did you mean max_batch_size?"),
             ("batch_size", "; did you mean max_batch_size?"),
+            ("batch_max_size", "; did you mean max_batch_size?"),
             ("flush_every", "; did you mean max_batch_size?"),
             ("flush_interval", "; did you mean max_wait?"),
             ("timeout", "; did you mean time_limit?"),

@@ -212,7 +212,7 @@ class RequestQueue:
             self._slots.remove(slot)
         # The first batch was running, if any was; the others waited behind it.
         for requests in had[:1] if has_run else ():
-            logger.error("A worker process died under %d requests", len(requests))
+            logger.error("A worker process died; requests that it ran: %d", len(requests))
             self._run_alone([request for request in requests if not request.alone])
             error = PoisonItem("the worker process died under the request, twice")
             fail([request for request in requests if request.alone], error, self.answer_lock)

@@ -124,9 +124,11 @@ class BatchReport:
     def __str__(self) -> str:
         end = "" if self.end is End.ANSWERED else f", {self.end}"
         has_chunks = self.rows != self.requests
-        size = f"{self.rows} rows in {_requests(self.requests)}" if has_chunks else str(self.rows)
+        size = str(self.rows)
+        if has_chunks:
+            size = f"{_counted(self.rows, 'row')} in {_counted(self.requests, 'request')}"
         counts = "".join(
-            f", {_requests(count) if has_chunks else count} {outcome}"
+            f", {_counted(count, 'request') if has_chunks else count} {outcome}"
             for outcome, count in self.outcomes.items()
             if outcome != RequestEnd.SUCCEEDED
         )
@@ -145,5 +147,5 @@ class BatchReport:
         return f", {self.taken[1] - self.taken[0]:.3f} s in its process" if self.taken else ""
 
 
-def _requests(count: int) -> str:
-    return f"{count} request" if count == 1 else f"{count} requests"
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

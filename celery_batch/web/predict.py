@@ -8,6 +8,7 @@ coroutine.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import queue
 import socket
@@ -60,6 +61,8 @@ from celery_batch.web.errors import BackendUnreachable, TaskFailed, task_error
 
 __all__ = ["apredict", "predict"]
 
+logger = logging.getLogger(__name__)
+
 OnTimeout = Literal["revoke", "leave"]
 
 #: What `predict` takes besides the options of calls.
@@ -77,8 +80,9 @@ _UNREACHABLE = (OperationalError, RedisError, *_DISCONNECTED)
 #: Most seconds of a time-out; a date must be able to hold it.
 _LONGEST = 1e9
 
-#: Seconds after a lost connection in which no request tries to connect again.
-_PAUSE = 1.0
+#: Seconds after a lost connection in which no request tries to connect again; and seconds without
+#: such a loss after which the next one is logged.
+_PAUSE, _QUIET = 1.0, 30.0
 
 #: A call that expires so many seconds before its time has done so by another clock.
 _CLOCKS_DIFFER = 0.1
@@ -314,11 +318,19 @@ def _sending(app: Any, deadline: float) -> Iterator[None]:
         if is_late and deadline - began < _PAUSE:
             raise DeadlineExceeded("The timeout passed before the calls were sent.") from error
         if not isinstance(error, TimeoutError) and _is_disconnected(cause):
-            _away_until[app] = time.monotonic() + _PAUSE  # calls until then fail at once
+            _note_away(app, "broker", app.connection_for_write().as_uri(), cause)
         if isinstance(error, BrokerUnreachable):
             raise
         reason = str(error) or "it has not answered in time"
         raise BrokerUnreachable(f"The broker has not accepted the calls: {reason}") from error
+
+
+def _note_away(app: Any, what: str, url: str, error: object) -> None:
+    """Have calls fail at once for a moment; log the first of those failures."""
+    now = time.monotonic()
+    if now - _away_until.get(app, -math.inf) > _QUIET:
+        logger.warning("The %s at %s is away, so that calls fail: %s", what, url, error)
+    _away_until[app] = now + _PAUSE
 
 
 @contextmanager
@@ -366,7 +378,7 @@ def _listen(app: Any, deadline: float) -> None:
 
 def _check_received(app: Any) -> None:
     if is_cut_off(app):
-        _away_until[app] = time.monotonic() + _PAUSE
+        _note_away(app, "result backend", app.backend.as_uri(), "it does not answer")
         if _is_broker_too(app):
             raise BrokerUnreachable("The broker, which is the result backend, does not answer.")
         raise BackendUnreachable("The result backend does not answer.")

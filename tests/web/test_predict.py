@@ -251,11 +251,14 @@ def test_all_items_have_room_or_none(shop: Shop, ask: Callable[..., Any]):
 
 
 @pytest.mark.parametrize("is_prepared", [True, False])
-def test_a_broker_that_is_away_is_told_at_once(ask: Callable[..., Any], *, is_prepared: bool):
+def test_a_broker_that_is_away_is_told_at_once(
+    ask: Callable[..., Any], caplog: pytest.LogCaptureFixture, *, is_prepared: bool
+):
     """
     A call does not wait for Celery's retries, and one a moment later is refused in milliseconds.
 
-    Without `prepare`, and on Celery's own path, they keep their deadlines.
+    Without `prepare`, and on Celery's own path, they keep their deadlines.  With it the log has the
+    address, once.
     """
     timeout = 10.0 if is_prepared else 2.0
     url = f"redis://127.0.0.1:{quiet_port()}/0"
@@ -273,7 +276,10 @@ def test_a_broker_that_is_away_is_told_at_once(ask: Callable[..., Any], *, is_pr
             ask(task, ["a", "b"], timeout=timeout)
         ended = time.monotonic()
 
+    said = [each.getMessage() for each in caplog.records if each.name.endswith("web.predict")]
     assert 503 == http_error(caught.value).status
+    assert is_prepared == len(said)
+    assert all(f" at {url} is away, so that calls fail: " in each for each in said)
     assert middle - began < 5.0
     assert ended - middle < (0.5 if is_prepared else 5.0)
 
