@@ -318,18 +318,19 @@ def _sending(app: Any, deadline: float) -> Iterator[None]:
         if is_late and deadline - began < _PAUSE:
             raise DeadlineExceeded("The timeout passed before the calls were sent.") from error
         if not isinstance(error, TimeoutError) and _is_disconnected(cause):
-            _note_away(app, "broker", app.connection_for_write().as_uri(), cause)
+            _note_away(app, cause)
         if isinstance(error, BrokerUnreachable):
             raise
         reason = str(error) or "it has not answered in time"
         raise BrokerUnreachable(f"The broker has not accepted the calls: {reason}") from error
 
 
-def _note_away(app: Any, what: str, url: str, error: object) -> None:
+def _note_away(app: Any, error: object) -> None:
     """Have calls fail at once for a moment; log the first of those failures."""
     now = time.monotonic()
     if now - _away_until.get(app, -math.inf) > _QUIET:
-        logger.warning("The %s at %s is away, so that calls fail: %s", what, url, error)
+        broker, backend = app.connection_for_write().as_uri(), app.backend.as_uri()
+        logger.warning("Calls fail: %s (broker %s, result backend %s)", error, broker, backend)
     _away_until[app] = now + _PAUSE
 
 
@@ -378,7 +379,7 @@ def _listen(app: Any, deadline: float) -> None:
 
 def _check_received(app: Any) -> None:
     if is_cut_off(app):
-        _note_away(app, "result backend", app.backend.as_uri(), "it does not answer")
+        _note_away(app, "the result backend does not answer")
         if _is_broker_too(app):
             raise BrokerUnreachable("The broker, which is the result backend, does not answer.")
         raise BackendUnreachable("The result backend does not answer.")
