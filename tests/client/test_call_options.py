@@ -96,7 +96,7 @@ def test_options_that_others_may_read(
     def receive(**_: Any) -> None:
         """Look at the message."""
 
-    signals.before_task_publish.connect(receive)
+    signals.before_task_publish.connect(receive, weak=False)
     try:
         here.make("watched").apply_async(("a",), queues="b")
     finally:
