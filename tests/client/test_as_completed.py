@@ -167,11 +167,13 @@ def test_event_loop_goes_on_meanwhile(background: FakeWorker):
                 ticks += 1
 
         ticking = asyncio.create_task(tick())
-        threading.Timer(0.2, lambda: [background.answer(each, 1) for each in results]).start()
+        answering = threading.Timer(0.2, lambda: [background.answer(each, 1) for each in results])
+        answering.start()
         assert {result.id for result in results} == {
             result.id async for result in as_completed(results, SOON)
         }
         ticking.cancel()
+        answering.join()  # results come before it has heard that they were sent
         return ticks
 
     assert asyncio.run(iterate()) > 5
