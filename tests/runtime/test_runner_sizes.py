@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,6 +116,27 @@ def test_larger_batches_run_in_calls_of_the_sizes():
     runner(model, 2, 4, 8).run(list(range(100, 119)), counts=counts)
 
     assert ([8, 8, 4], 1) == (model.sizes, counts.padding_rows)
+
+
+@pytest.mark.parametrize(
+    "kind", [np.array, list, lambda row: {"row": row}], ids=["array", "list", "dict"]
+)
+def test_a_model_that_changes_its_rows_changes_no_other(kind):
+    """The rows that fill a call up are copies of the last, which is changed once."""
+
+    def predict(items: list[Any]) -> list[float]:
+        """Take a number out of each item."""
+        for item in items:
+            if isinstance(item, np.ndarray):
+                item -= 1  # noqa: PLW2901 (where it is)
+        return [float(item[0]) if isinstance(item, np.ndarray) else taken(item) for item in items]
+
+    def taken(item: Any) -> float:
+        return float((item.pop("row") if isinstance(item, dict) else item).pop() - 1)
+
+    under = Runner(predict, "m", fixed_sizes=FixedSizes((4,)))
+
+    assert [1, 2, 3] == [each.value for each in under.run([kind([n]) for n in (2.0, 3.0, 4.0)])]
 
 
 def test_outputs_are_checked_for_the_whole_call():
