@@ -24,7 +24,7 @@ from celery_batch.config import Settings
 from celery_batch.errors import ConfigurationError
 from celery_batch.processes.managed_process import ServerFailed, wait_until
 from celery_batch.processes.redis_server import RedisServer, find_redis_server
-from celery_batch.runtime.devices import why_doubtful
+from celery_batch.runtime.devices import shown, why_doubtful
 from celery_batch.serve.app import CONFIG, make_app
 from celery_batch.serve.config import ServeConfig, devices_of, make_config, read_config
 from celery_batch.serve.processes import (
@@ -304,7 +304,7 @@ def _start(deployment: Deployment, beside: Path) -> None:
     workers = len(config.devices) * config.slots
     click.echo(deployment.url)
     click.echo(
-        f"{config.handle} is ready on {', '.join(config.devices)}:"
+        f"{config.handle} is ready on {shown(config.devices)}:"
         f" {workers} {'worker' if workers == 1 else 'workers'}, queue {config.queue}."
         f"  `celery batch status` shows their status; Ctrl-C stops them.",
         err=True,

@@ -24,6 +24,7 @@ __all__ = [
     "discover",
     "pin",
     "require_seen",
+    "shown",
     "usable_cores",
     "visible_entries",
     "visible_entry",
@@ -81,16 +82,24 @@ def pin(index: int, devices: Sequence[str] | None = None) -> str:
 def why_doubtful(names: Sequence[str]) -> str:
     """Return why devices seem not to exist on this machine, which is no proof; "" if they do."""
     gpus = [name for name in names if name.startswith("cuda:")]
-    if not gpus or sys.platform != "linux" or VISIBLE in os.environ:
+    if not gpus or sys.platform != "linux":
         return ""
     files = Path("/dev")
     count = len(list(files.glob("nvidia[0-9]*")))
     if not count and not any(list(files.glob(pattern)) for pattern in _OTHER_GPUS):
         return "no GPU can be seen on this machine: it has no /dev/nvidia0"
+    if VISIBLE in os.environ:  # numbers count its entries
+        return ""
     numbers = [int(number) for name in gpus if (number := name[5:]).isdigit()]
     if count and max(numbers, default=0) >= count:
         return f"there is no GPU {max(numbers)}: this machine shows {count}, counted from 0"
     return ""
+
+
+def shown(names: Sequence[str]) -> str:
+    """Return devices as logs and messages name them, with what is doubtful about them."""
+    doubt = why_doubtful(names)
+    return ", ".join(names) + (f" ({doubt})" if doubt else "")
 
 
 def require_seen(device: str, setting: str) -> None:

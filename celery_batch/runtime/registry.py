@@ -189,7 +189,8 @@ def warm(make: Callable[[], Model], name: str, device: str) -> Model:
         raise LoadFailed(f"{name} on {device}: {error}") from error.__cause__ or error
     except (Exception, SystemExit) as error:
         raise LoadFailed(f"{name} on {device}: {type(error).__name__}: {error}") from error
-    logger.info("%s is warm on %s after %.1f s", name, device, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    logger.info("%s is warm on %s after %.1f s", name, devices.shown([device]), seconds)
     return instance
 
 

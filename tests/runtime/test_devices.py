@@ -227,12 +227,15 @@ def test_gpus_that_can_hardly_be_there_are_doubted(machine, files, names, doubt)
     assert bool(doubt) == bool(devices.why_doubtful(names))
 
 
-def test_nothing_is_doubted_where_the_user_has_chosen(machine, monkeypatch):
-    """CUDA_VISIBLE_DEVICES may name what no file does."""
+def test_numbers_are_not_doubted_where_the_user_has_chosen(machine, monkeypatch):
+    """They count the entries of CUDA_VISIBLE_DEVICES; without any GPU that helps nothing."""
     machine("null")
-    monkeypatch.setenv(VISIBLE, "MIG-1")
+    monkeypatch.setenv(VISIBLE, "4,6")
+    without = devices.why_doubtful(["cuda:1"])
+    machine("nvidia4")
 
-    assert "" == devices.why_doubtful(["cuda:0"])
+    assert without.startswith("no GPU can be seen")
+    assert "" == devices.why_doubtful(["cuda:1"])
 
 
 @pytest.mark.parametrize(

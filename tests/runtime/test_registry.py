@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -245,3 +246,17 @@ def test_warm_model_is_announced(reaper: type[Model], caplog: pytest.LogCaptureF
         instance_of(reaper)
 
     assert "Keeper is warm on cpu after 0.0 s" in caplog.messages[-1]
+
+
+def test_a_model_on_a_gpu_that_no_machine_has(
+    reaper: type[Model],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The device is a name alone, and the log says so."""
+    monkeypatch.setattr(devices, "Path", lambda _: tmp_path)
+    with caplog.at_level(logging.INFO, logger=registry.logger.name):
+        registry.warm(reaper, "Keeper", "cuda:0")
+
+    assert "Keeper is warm on cuda:0 (no GPU can be seen on this machine: " in caplog.messages[-1]

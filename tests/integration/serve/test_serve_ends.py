@@ -55,7 +55,7 @@ def test_a_handle_of_easy_serve_works_unchanged_and_nothing_outlives_a_kill(
     assert (422, {"error", "task_id"}) == (refused[0], set(refused[1]))
     assert "Warning: Plain takes one request at a time" in serving.said
     assert "no warning" not in serving.said
-    assert devices.why_doubtful(["cuda:0", "cuda:1"]) in serving.said
+    assert f"Plain is ready on {devices.shown(['cuda:0', 'cuda:1'])}: 2 workers" in serving.said
     for process in family:
         process.wait(60)
 
