@@ -210,7 +210,8 @@ class Batches(BatchTask):
                     f" requests; leave it out, or rename an attribute of your own"
                 )
         if cls.run is not Batches.run:
-            refuse_unknown_options(cls, {*dir(Batches), *dict(Task.from_config)})
+            known = {*dir(Batches), *dict(Task.from_config)}.difference(_OF_BATCH_TASKS)
+            refuse_unknown_options(cls, known)
             _check_function(cls, label)
         cls._batch_signature = inspect.signature(_any_call)
 

@@ -7,6 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from celery.utils.time import isoparse
+from kombu import Queue
+from kombu.compression import get_encoder
 
 from celery_batch.errors import ConfigurationError
 
@@ -19,7 +21,7 @@ def readable_options(task: Any, options: dict[str, Any]) -> dict[str, Any]:
         value, (read, expected) = options[name], _READABLE[name]
         try:
             found = read(value) if value else value
-        except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             words = f"{task.name}: {name}: must be {expected}, got {value!r}"
             raise ConfigurationError(words) from error
         if name == "headers" and found is not value:
@@ -39,8 +41,10 @@ def _expiry(value: Any) -> datetime:
 
 #: What reads an option as Celery does, and what it may be.
 _READABLE: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "compression": (get_encoder, "a method that kombu knows, such as 'gzip'"),
     "countdown": (_later, "seconds as a number"),
     "eta": (lambda value: isinstance(value, str) or value.isoformat(), "a datetime"),
     "expires": (_expiry, "seconds as a number, a datetime or its text in ISO 8601"),
     "headers": (lambda value: value if type(value) is dict else dict(value), "a dict"),
+    "queue": (lambda value: isinstance(value, Queue) or str.strip(value), "a name or a Queue"),
 }

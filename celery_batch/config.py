@@ -92,6 +92,9 @@ FAST_PATHS = (
     *("store", "notify", "acknowledge"),
 )
 
+#: How alike names have to be for one to be hinted at, of 1: channel is not meant as exchange.
+_ALIKE = 0.7
+
 #: What options are called elsewhere; the names that look most like these mean something else.
 _USUAL_NAMES = {
     "batch_size": "max_batch_size",
@@ -354,7 +357,7 @@ def did_you_mean(name: str, known: Any) -> str:
     """Return a hint at the nearest known name, or nothing."""
     public = sorted(each for each in known if not each.startswith("_"))
     usual = _USUAL_NAMES.get(name)
-    near = [usual] if usual in public else get_close_matches(name, public, n=1)
+    near = [usual] if usual in public else get_close_matches(name, public, n=1, cutoff=_ALIKE)
     return f"; did you mean {near[0]}?" if near else ""
 
 

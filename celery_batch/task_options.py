@@ -18,6 +18,7 @@ from typing import Any
 
 from celery.utils.imports import symbol_by_name
 from celery.utils.time import rate
+from kombu import Queue
 
 from celery_batch.batching.policy import require
 from celery_batch.compat.older_celery import is_pydantic
@@ -164,6 +165,9 @@ def check_celery_options(task: Any) -> None:
     throws = task.throws if isinstance(task.throws, tuple) else (task.throws,)
     are_errors = all(isinstance(each, type) and issubclass(each, BaseException) for each in throws)
     require(are_errors, f"{task.name}.throws", "a tuple of exception classes", task.throws)
+    queue = getattr(task, "queue", None)
+    is_queue = isinstance(queue, (str, Queue, NoneType))
+    require(is_queue, f"{task.name}.queue", "a name or a Queue", queue)
     priority = getattr(task, "priority", None)
     is_priority = _is_number(priority) and isinstance(priority, Integral) and int(priority) >= 0
     expected = "a whole number from 0 up"

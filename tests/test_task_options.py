@@ -87,6 +87,7 @@ class TestOptions:
             ("autoretry_far", "; did you mean autoretry_for?"),
             ("rate_limits", "; did you mean rate_limit?"),
             ("something_else_entirely", ""),
+            ("channel", ""),
         ],
     )
     def test_misspelt(self, app: Celery, option: str, hint: str):
@@ -142,6 +143,7 @@ class TestOptions:
             ("time_limit", "10", "seconds as a number from 0 up"),
             ("soft_time_limit", -1, "seconds as a number from 0 up"),
             ("time_limit", math.inf, "seconds as a number from 0 up"),
+            ("queue", 5, "a name or a Queue"),
             ("priority", "high", "a whole number from 0 up"),
             ("priority", 2.5, "a whole number from 0 up"),
             ("priority", True, "a whole number from 0 up"),

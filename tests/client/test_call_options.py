@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from celery import signals
+from kombu import Queue
 
 from celery_batch import BatchTask, ConfigurationError
 from tests.client.conftest import Sender
@@ -33,23 +34,32 @@ def ways(task: Any, options: dict[str, Any]) -> Iterator[Callable[[], Any]]:
         ({"expires": "tomorrow"}, "shout: expires: must be seconds as a number, a datetime or"),
         ({"expires": {"in": 5}}, "text in ISO 8601, got {'in': 5}"),
         ({"headers": ["a"]}, r"shout: headers: must be a dict, got \['a'\]"),
+        ({"queue": 5}, "shout: queue: must be a name or a Queue, got 5"),
+        ({"queue": b"gpu"}, "shout: queue: must be a name or a Queue, got b'gpu'"),
+        ({"compression": "zipp"}, "shout: compression: must be a method that kombu knows, such"),
     ],
 )
 def test_values_that_cannot_be_read(
-    sender: Callable[..., Sender], options: dict[str, Any], says: str
+    sender: Callable[..., Sender],
+    options: dict[str, Any],
+    says: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The error names task, option and value, whichever method sends; nothing is sent."""
+    """The error names task, option and value, whichever method sends; nothing is sent or logged."""
     here = sender()
     for send in ways(here.task, options):
         with pytest.raises(ConfigurationError, match=says):
             send()
 
     assert {} == here.taken()
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(
     "options",
     [
+        {"queue": "celery", "compression": "gzip"},
+        {"queue": Queue("celery"), "compression": "application/x-gzip"},
         {"countdown": True, "eta": None, "headers": None},
         {"countdown": "", "expires": None, "headers": ()},
         {"eta": "2040-01-01T00:00:00", "expires": "2040-01-01"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from celery import Celery, chord, states
 from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
-from celery_batch import ConfigurationError
+from celery_batch import ConfigurationError, QueueFull
 from celery_batch.batches import Batches, SimpleRequest
 from tests.services.place import SOON, Place, eventually
 from tests.services.shop import Shop, open_shop
@@ -362,17 +363,39 @@ def test_annotations_count():
         assert {1} == wide.apply().get()
 
 
-def test_a_misspelt_option_is_refused():
-    """With the nearest one."""
-    found = r"flush_evry: no such task option; did you mean flush_every"
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("flush_evry", "; did you mean flush_every? (declare attributes of your own on a base"),
+        ("channel", " (declare"),
+        ("max_batch", " (declare"),
+    ],
+)
+def test_a_misspelt_option_is_refused(option, hint):
+    """With the nearest one, which is none that has no meaning here."""
     with (
         Celery("wrong", set_as_current=False) as app,
-        pytest.raises(ConfigurationError, match=found),
+        pytest.raises(ConfigurationError, match=re.escape(f"{option}: no such task option{hint}")),
     ):
 
-        @app.task(base=Batches, flush_evry=3, lazy=False)
+        @app.task(base=Batches, lazy=False, **{option: 3})
         def wrong(requests):
             return requests
+
+
+def test_a_full_queue_refuses_calls(broker):
+    """As for batch tasks, by calls: nobody takes any here."""
+    with Celery("full", broker=broker, backend=broker, set_as_current=False) as app:
+
+        @app.task(base=Batches, max_queue=2, lazy=False)
+        def never(requests):
+            return requests
+
+        results = [never.apply_async((number,), queue="full") for number in range(2)]
+        with pytest.raises(QueueFull, match=r"2 items wait in queue 'full'.* max_queue=2"):
+            never.apply_async((2,), queue="full")
+
+        assert 2 == len(results)
 
 
 def test_a_batch_may_be_larger_than_those_of_traced_items():
