@@ -13,8 +13,8 @@ import math
 import queue
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Literal
@@ -36,13 +36,14 @@ from celery_batch.client.backpressure import BrokerUnreachable
 from celery_batch.client.publish.aio import apply_and_wait, apply_async
 from celery_batch.client.publish.publisher import Publisher
 from celery_batch.client.publish.send_many import PartlySent
+from celery_batch.client.results.futures import as_completed
 from celery_batch.client.results.listener import (
     is_cut_off,
     is_listening,
     listener_for,
     wait_for_listener,
 )
-from celery_batch.client.results.waiting import LoopWaker, wait_until_ended, warn_if_loop_blocks
+from celery_batch.client.results.waiting import wait_until_ended, warn_if_loop_blocks
 from celery_batch.client.revoke import revoke_soon
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.deadline import waiting_until
@@ -142,12 +143,13 @@ def predict(
             _listen(task.app, deadline)
             results = _send(task, values, options)
         with _waiting(task.app, results, timeout, on_timeout, may_fail=not return_exceptions):
-            received = queue.SimpleQueue[None]()
-            wake = partial(received.put, None)
-            may_refuse = _may_refuse(task, results) and not return_exceptions
-            with _refusals(results if may_refuse else (), wake) as refused:
-                all(_has_come(result, deadline, received, refused) for result in results)
-                _raise_refusal(results, refused)
+            if _may_refuse(task, results) and not return_exceptions:
+                with suppress(CeleryTimeoutError):
+                    for result in _as_completed(results, deadline):
+                        _check_refusal(results, result)
+            else:
+                received = queue.SimpleQueue[None]()
+                all(_has_come(result, deadline, received) for result in results)
     until = deadline if expires is None else min(deadline, deadline - timeout + expires)
     return _outputs(task.name, results, until, return_exceptions=return_exceptions)
 
@@ -191,7 +193,9 @@ async def apredict(
             results = await _asend(task, values, options, deadline)
         with _waiting(task.app, results, timeout, on_timeout, may_fail=not return_exceptions):
             if _may_refuse(task, results) and not return_exceptions:
-                await _end_or_refusal(results, deadline)
+                with suppress(CeleryTimeoutError):
+                    async for result in _as_completed(results, deadline):
+                        _check_refusal(results, result)
             else:
                 await _all_end(results, deadline)
         with _reading_results():
@@ -439,28 +443,13 @@ def _may_refuse(task: Any, results: Sequence[Any]) -> bool:
     return len(results) > 1 and getattr(task, "target_latency", None) is not None
 
 
-@contextmanager
-def _refusals(results: Sequence[Any], wake: Callable[[], object]) -> Iterator[list[int]]:
-    """Have a function called, in any thread, once a call is refused; its index is in the list."""
-    refused: list[int] = []
+def _as_completed(results: Sequence[Any], deadline: float) -> as_completed:
+    return as_completed(results, max(deadline - time.monotonic(), 0.0))
 
-    def look(index: int) -> None:
-        result = results[index]
-        is_small = result.pending_result.value and not result.has_payload
-        if is_small and isinstance(result.result, QueueFull):
-            refused.append(index)
-            wake()
 
-    watched = [(each.pending_result, partial(look, n)) for n, each in enumerate(results)]
-    try:
-        for pending, callback in watched:
-            if not pending.registry.add_passive_callback(pending, callback):
-                callback()
-        yield refused
-    finally:
-        for pending, callback in watched:
-            if pending.value is None:
-                pending.registry.remove_callback_later(pending, callback)
+def _check_refusal(results: Sequence[Any], ended: Any) -> None:
+    if isinstance(ended.result, QueueFull):
+        _raise_refusal(results, [results.index(ended)])
 
 
 def _raise_refusal(results: Sequence[Any], refused: Sequence[int]) -> None:
@@ -472,30 +461,14 @@ def _raise_refusal(results: Sequence[Any], refused: Sequence[int]) -> None:
         raise error
 
 
-async def _end_or_refusal(results: Sequence[Any], deadline: float) -> None:
-    """Wait until all calls end, or raise what one of them was refused with."""
-    waker = LoopWaker.of_running_loop()
-    refusal = waker.loop.create_future()
-    ends = asyncio.ensure_future(_all_end(results, deadline))
-    try:
-        with _refusals(results, partial(waker.complete, refusal)) as refused:
-            await asyncio.wait((ends, refusal), return_when=asyncio.FIRST_COMPLETED)
-            _raise_refusal(results, refused)
-            await ends
-    finally:
-        ends.cancel()
-
-
 async def _all_end(results: Sequence[Any], deadline: float) -> None:
     for result in results:
         if not (_has_ended(result) or await wait_until_ended(result, deadline)):
             break
 
 
-def _has_come(
-    result: Any, deadline: float, received: queue.SimpleQueue[None], refused: Sequence[int]
-) -> bool:
-    """Return whether a call has ended by the deadline, and before another one is refused."""
+def _has_come(result: Any, deadline: float, received: queue.SimpleQueue[None]) -> bool:
+    """Return whether a call has ended by the deadline."""
     pending = result.notified
     if pending is not None:
         callback = partial(received.put, None)
@@ -507,8 +480,8 @@ def _has_come(
             finally:
                 if pending.value is None:
                     pending.registry.remove_callback(pending, callback)
-        if pending.value or refused:
-            return not refused
+        if pending.value:
+            return True
     left = deadline - time.monotonic()
     if left <= 0:
         return False
