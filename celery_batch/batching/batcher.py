@@ -171,19 +171,8 @@ class Batcher(Generic[T]):
     def next(
         self, now: float, *, full_only: bool = False, earns_share: bool = True
     ) -> Batch[T] | Wait:
-        """
-        Decide what a slot does now.
-
-        Args:
-            now: Seconds on the clock of the requests' arrivals.
-            full_only: Return only a batch that cannot grow: the slot is not free yet, so waiting
-                costs the requests nothing.
-            earns_share: Whether overtaken requests earn their share of this batch; False while
-                an overtaken batch is ready that earns it in their place.
-
-        Returns:
-            A batch to run, or how long to wait before asking again.
-        """
+        """Return a batch to run, or how long to wait; `full_only` for a slot that is not free."""
+        # `earns_share` is False while an overtaken batch is ready that earns it for the requests.
         if self._suspects:
             suspect = self._suspects.popleft()
             return Batch((suspect,), Reason.ALONE, suspect.urgency)

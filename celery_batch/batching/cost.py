@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 from operator import mul
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from celery_batch.batching.shapes import round_down, round_up
 
-__all__ = ["CallCost", "CostLimits", "Costed", "Load"]
+__all__ = ["CallCost", "CostLimits", "Load"]
 
 
 @dataclass(slots=True)
@@ -60,21 +60,6 @@ class CostLimits:
         return round_down(self.sizes, int(self.cost // longest))
 
 
-class Costed(Protocol):
-    """A request, or what is known of one."""
-
-    @property
-    def rows(self) -> int:
-        """How many rows it has."""
-
-    @property
-    def cost(self) -> float:
-        """What its longest row costs, or all of them where nothing is padded."""
-
-
-C = TypeVar("C", bound=Costed)
-
-
 class Load:
     """The rows of a batch that is being formed, and their cost."""
 
@@ -93,16 +78,16 @@ class Load:
         """What the rows cost together."""
         return self._of_call(self.longest, self.rows) if self._limits.is_padded else self.work
 
-    def offer(self, request: Costed) -> bool:
+    def offer(self, request: Any) -> bool:
         """Add a request if it fits, or is the first; return whether it does."""
         return bool(self.take_from((request,)))
 
-    def take_from(self, requests: Iterable[C]) -> list[C]:
-        """Add requests until one does not fit; return those added, at least one if it is empty."""
+    def take_from(self, requests: Iterable[Any]) -> list[Any]:
+        """Add requests, or entries, until one does not fit; return those, at least the first."""
         limits, of_call, is_padded = self._limits, self._of_call, self._limits.is_padded
         most_rows, most_cost = limits.rows, limits.cost
         rows, longest, work = self.rows, self.longest, self.work
-        added: list[C] = []
+        added: list[Any] = []
         for request in requests:
             own_rows, cost = request.rows, request.cost
             all_rows = rows + own_rows

@@ -55,14 +55,10 @@ class Bisection:
 
 
 class SafeSize:
-    """
-    The largest batch that fits into memory, found by running out of it.
+    """The largest batch that fits into memory, found by running out of it."""
 
-    After a batch did not fit, later ones keep to the size that did.  After a number of batches
-    of that size, one slightly larger is tried.  Each time that fails, the number doubles.
-    """
-
-    #: Batches of the largest size before a larger one is tried: at first, and at most.
+    #: Batches of the largest size before a slightly larger one is tried: at first, and at most;
+    #: the number doubles each time that one does not fit.
     FIRST_INTERVAL, LONGEST_INTERVAL = 32, 4096
 
     def __init__(self) -> None:

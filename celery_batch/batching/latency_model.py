@@ -112,12 +112,9 @@ class LatencyModel:
         self.overhead = _quantile(self._overheads)
 
     def _plausible(self, work: float, seconds: float) -> float:
-        """
-        Return the expected duration that comes nearest to the one that was observed.
-
-        Of work unlike all that was seen, only the bounds are known: it takes as long as the usual
-        work, or in proportion to it.
-        """
+        """Return the expected duration that comes nearest to the one that was observed."""
+        # Of work unlike all that was seen, only the bounds are known: it takes as long as the usual
+        # work, or in proportion to it.
         usual, low = self.usual_work, self.expected(work)
         high = low
         if abs(work - usual) > _UNLIKE * self._spread:

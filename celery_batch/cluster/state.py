@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from celery_batch.telemetry.histogram import Histogram
@@ -64,36 +64,22 @@ class Growth:
         results = self.targets["in_time"] + self.targets["late"]
         return self.targets["late"] / results if results else None
 
-    def add(self, other: Growth) -> None:
-        """Add the growth of another worker."""
-        self.batches += other.batches
-        self.rows += other.rows
-        self.ended += other.ended
-        self.model += other.model
-        self.computed += other.computed
-        self.padding += other.padding
-        self.sizes.update(other.sizes)
-        self.waits.update(other.waits)
-        self.targets.update(other.targets)
+    def add(self, other: Growth, sign: int = 1) -> None:
+        """Add the growth of another worker; subtract it if the sign is -1."""
+        for each in fields(self):
+            own, more = getattr(self, each.name), getattr(other, each.name)
+            if isinstance(own, Counter):  # empty buckets stay: the quantiles need their bounds
+                (own.update if sign > 0 else own.subtract)(more)
+            else:
+                setattr(self, each.name, own + sign * more)
 
 
 def grown(before: Mapping[str, Any], after: Mapping[str, Any]) -> Growth:
     """Return the growth between two reports of one task by one worker, the first perhaps empty."""
     first, last = _counts(before), _counts(after)
-    if last.batches < first.batches or last.rows < first.rows:  # the worker was restarted
-        first = Growth()
-    last.waits.subtract(first.waits)  # keeps empty buckets, whose bounds the quantiles need
-    return Growth(
-        batches=last.batches - first.batches,
-        rows=last.rows - first.rows,
-        ended=last.ended - first.ended,
-        model=last.model - first.model,
-        computed=last.computed - first.computed,
-        padding=last.padding - first.padding,
-        sizes=last.sizes - first.sizes,
-        waits=last.waits,
-        targets=last.targets - first.targets,
-    )
+    if last.batches >= first.batches and last.rows >= first.rows:  # else it was restarted
+        last.add(first, -1)
+    return last
 
 
 def _counts(report: Mapping[str, Any]) -> Growth:
@@ -243,15 +229,13 @@ class ClusterState:
             rows_per_second=_rate([(growth.rows, seconds) for _, growth, seconds in spans]),
             batches_per_second=_rate([(growth.batches, seconds) for _, growth, seconds in spans]),
             batch_size=total.rows / total.batches if total.batches else None,
-            batch_sizes=dict(sorted(total.sizes.items())),
+            batch_sizes=dict(sorted((+total.sizes).items())),
             model_seconds=total.model / total.ended if total.ended else None,
             wait_p50=waits.quantile(0.5),
             wait_p95=waits.quantile(0.95),
             padding=total.padding / total.computed if total.computed else None,
             late=total.late,
-            refused_per_second=_rate(refused)
-            if any("latency" in each for each in reports)
-            else None,
+            refused_per_second=_rate(refused),
             halted=_halted(reports),
         )
 

@@ -7,7 +7,6 @@ import ctypes
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from multiprocessing import connection
 from typing import Any
@@ -16,14 +15,9 @@ from celery_batch.processes.reaper import PR_SET_PDEATHSIG
 
 __all__ = ["end_with_manager", "end_with_parent"]
 
-#: Seconds between two looks at the manager, where no system call reports its end.
-_POLL = 1.0
-
 
 def end_with_parent(parent: int) -> None:
-    """On Linux, have this process killed when its parent ends."""
-    if sys.platform != "linux":
-        return
+    """Have this process killed when its parent ends."""
     # When the thread ends that started us, which should be the parent's main thread.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the call above
@@ -35,7 +29,7 @@ def end_with_manager() -> None:
     manager = multiprocessing.parent_process()
     if manager is None:
         return
-    # A signal works while a model holds the interpreter's lock, a thread on any system.
+    # A signal works while a model holds the interpreter's lock.
     end_with_parent(os.getppid())  # a fork server, where there is one, ends with the manager
     watch = threading.Thread(
         target=_end_after, args=(manager,), name="celery_batch parent", daemon=True
@@ -45,22 +39,8 @@ def end_with_manager() -> None:
 
 def _end_after(manager: Any) -> None:
     # A forked copy of the manager holds its end of the pipe open, so look at itself, too.
-    parent = os.getppid()
     ends: list[Any] = [manager.sentinel]
-    pause: float | None = _POLL
-    with contextlib.suppress(AttributeError, OSError):
+    with contextlib.suppress(OSError):
         ends.append(os.pidfd_open(manager.pid))
-        pause = None
-    while not connection.wait(ends, pause) and os.getppid() == parent and _lives(manager.pid):
-        pass
+    connection.wait(ends)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it is another user's by now
-        pass
-    return True

@@ -45,7 +45,7 @@ from celery_batch.worker.control.served_tasks import ServedTasksEntry
 from celery_batch.worker.dispatch.job_submitter import overlap_state
 from celery_batch.worker.executor.loader import load_failed, load_models
 from celery_batch.worker.executor.thread_pipeline import overlap_in
-from celery_batch.worker.executor.warmup import ConcurrencyWarning, WarmUp, end_loading
+from celery_batch.worker.executor.warmup import WarmUp, end_loading
 from celery_batch.worker.intake.request import wants_events
 from celery_batch.worker.intake.validation import MessageValidator
 from celery_batch.worker.metrics.exporter import BatchMetrics
@@ -105,7 +105,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
             AppPayloads.of(worker.app)  # raises for a store that is not known
         self._context.routed = frozenset(self._names)
         self._warm_up: WarmUp | None = None
-        self._concurrency_warning = ConcurrencyWarning.if_default(worker, self.tasks, kwargs)
+        _warn_of_default_concurrency(worker, self.tasks, kwargs)
         self._is_registered = False
         if self.tasks:
             self._raise_prefetch(worker)
@@ -120,7 +120,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         # A replacement that is slow to load is not a process that hangs.
         conf.worker_proc_alive_timeout = max(conf.worker_proc_alive_timeout, timeout)
         processes = worker.max_concurrency or worker.concurrency
-        self._warm_up = WarmUp(self._names, processes, timeout, self._concurrency_warning)
+        self._warm_up = WarmUp(self._names, processes, timeout)
         self._context.warm_up = self._warm_up
         # A cold shutdown stops the pool, which would wait for models that load.
         worker.pool.on_stop = partial(end_loading, worker.pool)
@@ -128,8 +128,6 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, worker: Any) -> None:
         """Return when every process of the pool is warm."""
         defer_signals()
-        if self._concurrency_warning is not None:
-            self._concurrency_warning.log_processes()
         try:
             _refuse_own_dead_letters(worker.app)
             _refuse_green_threads(worker, self.tasks)
@@ -188,6 +186,20 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         logger.critical("This worker cannot start: %s", error, exc_info=cause)
         load_failed.send(sender=None, error=str(error))
         raise WorkerShutdown(EX_FAILURE)
+
+
+def _warn_of_default_concurrency(worker: Any, tasks: list[Any], given: dict[str, Any]) -> None:
+    """Log that each core gets a process with its own copy of the models, as is Celery's default."""
+    is_chosen = given.get("concurrency") or worker.app.conf.worker_concurrency
+    models = sorted({task.model.__qualname__ for task in tasks if task.model})
+    is_single = worker.concurrency == 1 or not issubclass(worker.pool_cls, PreforkPool)
+    if models and not (is_chosen or given.get("autoscale") or is_single):
+        logger.warning(
+            "--concurrency is not set: each of %d pool processes, one for each core, loads %s;"
+            " start the worker with --concurrency=1, or one process for each GPU",
+            worker.concurrency,
+            ", ".join(models),
+        )
 
 
 def _refuse_green_threads(worker: Any, tasks: list[Any]) -> None:

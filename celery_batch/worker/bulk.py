@@ -127,11 +127,7 @@ class BulkPath:
             record_single_messages(channel, lease)
 
     def _can_fetch(self, lease: Lease) -> bool:
-        """
-        Return whether this Redis runs what fetching needs beside the lease.
-
-        A script that may not run RPOP or ZCARD would find no messages, or fail with some.
-        """
+        """Return whether Redis runs what fetching needs: else a script may fail with messages."""
         client, key = lease.client, lease.keys.alive
         commands: dict[str, Callable[[], Any]] = {
             "BLMOVE": partial(client.blmove, key, key, 1),

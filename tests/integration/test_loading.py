@@ -131,17 +131,13 @@ def test_load_imports_what_lies_beside_the_app(shop: Shop, tmp_path: Path):
 
 
 def test_a_model_for_each_core_is_told_at_the_start(shop: Shop):
-    """Without --concurrency the worker says how often it loads its models, and what that takes."""
-    worker = shop.worker(*COUNTER, SHOP_CLERK_MIB="64")
+    """Without --concurrency the worker says how often it loads its models."""
+    worker = shop.worker(*COUNTER)
     cores = os.cpu_count()
     (told,) = re.findall(r"--concurrency is not set.*", worker.log)
-    (weight,) = re.findall(r"takes ([\d.]+) GiB .*so (\d+) of them will take ([\d.]+)", worker.log)
 
     assert f"each of {cores} pool processes, one for each core, loads Clerk;" in told
     assert "--concurrency=1" in told
-    assert cores == int(weight[1])
-    assert 0.06 < float(weight[0]) < 1
-    assert float(weight[2]) == pytest.approx(cores * float(weight[0]), rel=0.1)
 
 
 def test_a_number_of_processes_that_was_chosen_is_not_told(shop: Shop):

@@ -160,7 +160,7 @@ def test_a_message_goes_to_either_end(place: Any):
         keys = hold(place, tag)
     restorer = Restorer(place.channel, place.client, keys)
     for tag, command in (("middle", "RPUSH"), ("front", "RPUSH"), ("end", "LPUSH")):
-        restorer.restore({tag: "0"}, "other", command=command)
+        restorer.restore([tag], "other", command=command)
 
     assert ["front", "middle", "end"] == [message["headers"]["id"] for message in queued(place)]
 

@@ -124,12 +124,7 @@ class BatchJob:
         return self.accepted and not has_left
 
     def execute_using_pool(self, pool: Any, **_: Any) -> Any:
-        """
-        Submit the batch without the requests that were revoked, expired or went elsewhere.
-
-        Where nothing is left to run it raises TaskRevokedError: the worker then frees the process
-        that it had reserved.
-        """
+        """Submit the requests that are still to run; raise TaskRevokedError if none is."""
         if self.has_ended:
             raise TaskRevokedError(self.id)
         self._scheduler.running_messages.drop_taken_over()  # which calls `drop`

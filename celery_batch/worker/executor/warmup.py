@@ -1,8 +1,4 @@
-"""
-Waits in the worker until every pool process has loaded its models.
-
-Warns if that is one process for each core, as by Celery's default.
-"""
+"""Waits in the worker until every pool process has loaded its models."""
 
 from __future__ import annotations
 
@@ -14,21 +10,19 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.worker import state
 
 from celery_batch.compat.billiard import pool_processes
 from celery_batch.errors import LoadFailed
-from celery_batch.formatting import number
 from celery_batch.worker.executor.loader import Plan, load_failed
 
-__all__ = ["ConcurrencyWarning", "WarmUp", "end_loading"]
+__all__ = ["WarmUp", "end_loading"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +35,6 @@ _GRACE = 5.0
 #: Characters; a socket's path has at most 104 bytes on macOS, 108 on Linux.
 _LONGEST_FOLDER = 80
 
-_GIB = float(1 << 30)
-
-#: The memory limit of the container that this process is in, if it is in one.
-_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
-
 
 def _short_folder() -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.gettempdir()
@@ -57,20 +46,13 @@ def _short_folder() -> tempfile.TemporaryDirectory[str]:
 class WarmUp:
     """Receives the reports of pool processes about loading their models."""
 
-    def __init__(
-        self,
-        tasks: list[str],
-        processes: int,
-        timeout: float,
-        concurrency_warning: ConcurrencyWarning | None = None,
-    ) -> None:
+    def __init__(self, tasks: list[str], processes: int, timeout: float) -> None:
         self._folder = _short_folder()
         address = str(Path(self._folder.name) / "loading")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(address)
         self._socket.settimeout(_POLL_INTERVAL)
         self._timeout = timeout
-        self._concurrency_warning = concurrency_warning
         self._warm: set[int] = set()
         #: For how long the processes have loaded, at the worker's start.
         self.seconds = 0.0
@@ -129,9 +111,6 @@ class WarmUp:
         if report["error"]:
             raise LoadFailed(report["error"])
         self._warm.add(report["pid"])
-        if self._concurrency_warning is not None:
-            self._concurrency_warning.log_memory(report["pid"])
-            self._concurrency_warning = None  # the others take as much
 
     def _on_report(self) -> None:
         try:
@@ -170,60 +149,3 @@ def _kill(processes: Iterable[Any]) -> None:
         if process.exitcode is None:
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
-
-
-class ConcurrencyWarning:
-    """The warning of one worker."""
-
-    def __init__(self, models: Collection[str], processes: int) -> None:
-        self._models = models
-        self._processes = processes
-
-    @classmethod
-    def if_default(
-        cls, worker: Any, tasks: Collection[Any], given: dict[str, Any]
-    ) -> ConcurrencyWarning | None:
-        """Return the warning if the number of processes is Celery's default, else None."""
-        is_chosen = given.get("concurrency") or worker.app.conf.worker_concurrency
-        models = sorted({task.model.__qualname__ for task in tasks if task.model})
-        is_single = worker.concurrency == 1 or not issubclass(worker.pool_cls, PreforkPool)
-        if is_chosen or given.get("autoscale") or not models or is_single:
-            return None
-        return cls(models, worker.concurrency)
-
-    def log_processes(self) -> None:
-        """Log how many processes will load the models."""
-        logger.warning(
-            "--concurrency is not set: each of %d pool processes, one for each core, loads %s;"
-            " start the worker with --concurrency=1, or one process for each GPU",
-            self._processes,
-            ", ".join(self._models),
-        )
-
-    def log_memory(self, pid: int) -> None:
-        """Log how much memory all processes will need, by the first that is warm."""
-        each = private_bytes(pid)
-        if each is not None:
-            logger.warning(
-                "A pool process with its models takes %s GiB of memory, so %d of them will take"
-                " %s GiB of %s GiB",
-                number(each / _GIB),
-                self._processes,
-                number(each * self._processes / _GIB),
-                number(_memory() / _GIB),
-            )
-
-
-def private_bytes(pid: int) -> int | None:
-    """Return the memory that a process shares with no other; None where that is unknown."""
-    with suppress(OSError, ValueError):
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) * 1024
-    return None
-
-
-def _memory() -> int:
-    """Return the memory of this machine or container."""
-    with suppress(OSError, ValueError):
-        return int(_MEMORY_LIMIT.read_text())
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -21,11 +21,7 @@ _CLOSE_TIMEOUT = 2.0
 
 
 class BackgroundThread:
-    """
-    Runs one call after another in a daemon thread, which the first call starts.
-
-    An executor of the standard library has no bound, and a process waits for its thread at exit.
-    """
+    """Runs one call after another in a daemon thread; a standard executor has no bound."""
 
     def __init__(self, name: str = "batch-refusals") -> None:
         self._name = name

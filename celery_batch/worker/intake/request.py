@@ -388,12 +388,9 @@ class BatchRequest(Request):  # type: ignore[misc]
 
 
 class _OncePerProcess:
-    """
-    A pool that signals each process once, although each request of its batch asks for it.
+    """A pool that signals each process once, although each request of its batch asks for it."""
 
-    A second signal kills a process at once: with half an answer written, or with
-    the lock that it shares with the pool, which then waits for ever.
-    """
+    # A second signal kills a process at once, perhaps with a lock that it shares with the pool.
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool

@@ -96,8 +96,8 @@ class RedisAcks(CollectedAcks):
     def give_back(self, task_requests: Sequence[Any]) -> None:
         """Put the messages of requests that have not run back to the front of their queues."""
         tags = [request.message.delivery_tag for request in task_requests]
-        flags = dict.fromkeys(reversed(tags), "0")  # the last one that is put back is the first
-        self._lease.restorer.restore(flags, self._lease.keys.owner)
+        # The last one that is put back is the first.
+        self._lease.restorer.restore(reversed(tags), self._lease.keys.owner)
         self._release(tags)
         for request in task_requests:
             request.given_back()
@@ -243,7 +243,7 @@ class RedisAcks(CollectedAcks):
 
     def _restore_by_tag(self, tag: str, client: Any = None, leftmost: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 (kombu's signature)
         command = "LPUSH" if leftmost else "RPUSH"
-        self._lease.restorer.restore({tag: "0"}, self._lease.keys.owner, command=command)
+        self._lease.restorer.restore([tag], self._lease.keys.owner, command=command)
 
     def _restore_all(self, *_: Any, **__: Any) -> None:
         """Put all messages back as the channel closes; no error may keep it from closing."""

@@ -339,9 +339,9 @@ class BulkFetch:
         late = [tag for queue, tag, _ in found if tag and queue not in active]
         if not late:
             return found
-        flags = dict.fromkeys(reversed(late), "0")  # the last one that is put back is the first
-        self._lease.restorer.restore(flags, self._lease.keys.owner)
-        return [each for each in found if each[1] not in flags]
+        # The last one that is put back is the first.
+        self._lease.restorer.restore(reversed(late), self._lease.keys.owner)
+        return [each for each in found if each[1] not in late]
 
     def _note_task(self, queue: str, headers: Any) -> None:
         task = (headers or {}).get("task")

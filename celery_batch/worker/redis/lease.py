@@ -141,12 +141,9 @@ class Lease:
 
     def _renew_in_time(self) -> None:
         now = boottime()
-        refresh = now - self._refreshed_at >= self._refresh_every - self._interval / 2
-        expired, sweeper, cursor = self._renew_once("0" if refresh else "")
-        while cursor != "0":
-            also_expired, sweeper, cursor = self._renew_once(cursor)
-            expired = expired or also_expired
-        if refresh:
+        refreshes = now - self._refreshed_at >= self._refresh_every - self._interval / 2
+        expired, sweeper = self._renew_once(refreshes=refreshes)
+        if refreshes:
             self._refreshed_at = now
         is_new_doubt = (expired or self.is_late) and not self.in_doubt
         self.in_doubt = self.in_doubt or is_new_doubt  # before `is_late` is reset
@@ -159,29 +156,29 @@ class Lease:
         """Become this machine's sweeper if the process of the present one has ended."""
         owner, _, description = sweeper.partition(" ")
         if owner != self.keys.owner and is_dead(description):
-            _, sweeper, _ = self._renew_once(dead_sweeper=sweeper)
+            _, sweeper = self._renew_once(dead_sweeper=sweeper)
             owner = sweeper.partition(" ")[0]
             self._swept_at = 0.0  # the dead one may have held messages itself
         self._is_sweeper = owner == self.keys.owner
 
-    def _renew_once(self, cursor: str = "", dead_sweeper: str = "") -> tuple[bool, str, str]:
-        """
-        Renew the lease; return whether it had expired, the machine's sweeper, and the next cursor.
-
-        The cursor says where to go on refreshing messages, "" to refresh none.
-        """
-        keys = self.keys
-        expired, sweeper, next_cursor = self._renew_lease(
-            keys=[
-                *(keys.alive, keys.held, keys.index),
-                *(keys.due, keys.on_machine, keys.sweeper),
-            ],
-            args=[
-                *(self.description, self.milliseconds, keys.owner, cursor),
-                *(max(int(_SWEEPER_INTERVALS * self._interval * 1000), 1), dead_sweeper),
-            ],
-        )
-        return bool(expired), bytes_to_str(sweeper), bytes_to_str(next_cursor)
+    def _renew_once(self, *, refreshes: bool = False, dead_sweeper: str = "") -> tuple[bool, str]:
+        """Renew the lease, and the messages' times; return if it was over, and who sweeps here."""
+        keys, has_expired = self.keys, False
+        cursor = "0" if refreshes else ""  # of the messages, of which each call refreshes some
+        while True:
+            expired, sweeper, cursor = self._renew_lease(
+                keys=[
+                    *(keys.alive, keys.held, keys.index),
+                    *(keys.due, keys.on_machine, keys.sweeper),
+                ],
+                args=[
+                    *(self.description, self.milliseconds, keys.owner, cursor),
+                    *(max(int(_SWEEPER_INTERVALS * self._interval * 1000), 1), dead_sweeper),
+                ],
+            )
+            has_expired = has_expired or bool(expired)
+            if bytes_to_str(cursor) == "0":
+                return has_expired, bytes_to_str(sweeper)
 
     def _sweep(self) -> None:
         """Search once for dead workers, and put their messages back, as far as there is time."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from kombu.utils.encoding import bytes_to_str
@@ -42,30 +42,21 @@ class Restorer:
 
     def restore(
         self,
-        flags: Mapping[str, str],
-        owner: str,
+        tags: Iterable[str],
+        owner: str,  # which must hold them; "" for messages of stock workers
         *,
-        alive: str = "*",
-        latest: str = "",
-        command: str = "RPUSH",
-        forget_owner: bool = False,
+        lost: Collection[str] = (),  # those that count one more loss
+        alive: str = "*",  # the value that the owner's `alive` must have, "" for none; "*" for any
+        latest: str = "",  # none must have been refreshed since, in Redis' time; "" for any
+        command: str = "RPUSH",  # to the front of the queue; LPUSH for its end
+        forget_owner: bool = False,  # once it holds nothing more
     ) -> int:
-        """
-        Put messages back, unless ``restore.lua`` finds them elsewhere; return how many were there.
-
-        Args:
-            flags: Delivery tag to "1" if a loss is to be counted, else "0".
-            owner: Which must hold them; "" for messages of stock workers.
-            alive: The value that the owner's `alive` must have, "" for none; "*" for any.
-            latest: No message must have been refreshed since, in Redis' time; "" for any.
-            command: RPUSH for the front of the queue, LPUSH for its end.
-            forget_owner: Remove the owner once it holds nothing more.
-        """
+        """Put messages that ``restore.lua`` finds nowhere else back; return how many."""
         conditions = (owner, alive, latest, command, int(forget_owner))
-        restored, tags = 0, list(flags)
+        restored, tags = 0, list(tags)
         for first in range(0, max(len(tags), 1), _AT_ONCE):
-            part = {tag: flags[tag] for tag in tags[first : first + _AT_ONCE]}
-            count = self._restore_part(part, self._keys.of_owner(owner), conditions)
+            part = tags[first : first + _AT_ONCE]
+            count = self._restore_part(part, lost, self._keys.of_owner(owner), conditions)
             if count < 0:  # the owner is alive again
                 break
             restored += count
@@ -73,11 +64,15 @@ class Restorer:
 
     def restore_dead(self, owner: str, alive: str) -> int:
         """Put back a dead worker's messages, and count a loss for those that ran; see `restore`."""
-        return self.restore(self._flags(owner), owner, alive=alive, forget_owner=True)
+        held = self._client.hgetall(self._keys.of_owner(owner).held)
+        ran = {bytes_to_str(tag) for tag, flag in held.items() if flag == b"1"}
+        tags = map(bytes_to_str, held)
+        return self.restore(tags, owner, lost=ran, alive=alive, forget_owner=True)
 
     def restore_own(self, owner: str) -> int:
         """Put back all messages of one of this worker's connections; none of them was lost."""
-        return self.restore(dict.fromkeys(self._flags(owner), "0"), owner, forget_owner=True)
+        held = self._client.hkeys(self._keys.of_owner(owner).held)
+        return self.restore(map(bytes_to_str, held), owner, forget_owner=True)
 
     def restore_expired(self, timeout: float, most: int | None) -> int:
         """Put back messages not refreshed within the visibility timeout, as kombu does."""
@@ -86,24 +81,27 @@ class Restorer:
             keys=[keys.index, keys.owner_of],
             args=[timeout, keys.alive_prefix, keys.held_prefix, most or _MOST_EXPIRED],
         )
-        by_owner: dict[str, dict[str, str]] = defaultdict(dict)
-        for tag, owner, flag in found:
-            by_owner[bytes_to_str(owner)][bytes_to_str(tag)] = bytes_to_str(flag)
+        by_owner: dict[str, list[str]] = defaultdict(list)
+        for tag, owner, _ in found:
+            by_owner[bytes_to_str(owner)].append(bytes_to_str(tag))
+        ran = {bytes_to_str(tag) for tag, _, flag in found if flag == b"1"}
         latest = bytes_to_str(latest)
-        return sum(self.restore(flags, owner, latest=latest) for owner, flags in by_owner.items())
-
-    def _flags(self, owner: str) -> dict[str, str]:
-        held = self._client.hgetall(self._keys.of_owner(owner).held)
-        return {bytes_to_str(tag): bytes_to_str(flag) for tag, flag in held.items()}
+        return sum(
+            self.restore(tags, owner, lost=ran, latest=latest) for owner, tags in by_owner.items()
+        )
 
     def _restore_part(
-        self, flags: dict[str, str], keys: Keys, conditions: tuple[str | int, ...]
+        self,
+        tags: list[str],
+        lost: Collection[str],
+        keys: Keys,
+        conditions: tuple[str | int, ...],
     ) -> int:
-        entries = self._client.hmget(keys.unacked, list(flags)) if flags else []
+        entries = self._client.hmget(keys.unacked, tags) if tags else []
         lists: dict[str, int] = {}
         messages: list[Any] = []
-        for (tag, flag), entry in zip(flags.items(), entries, strict=True):
-            copies = self._copies(entry, flag == "1")
+        for tag, entry in zip(tags, entries, strict=True):
+            copies = self._copies(entry, is_lost=tag in lost)
             messages += [tag, -1 if copies is None else len(copies)]
             for key, text in copies or ():
                 messages += [lists.setdefault(key, len(lists) + 1), text]
@@ -118,7 +116,7 @@ class Restorer:
             )
         )
 
-    def _copies(self, entry: bytes | None, is_lost: bool) -> list[tuple[str, str]] | None:  # noqa: FBT001
+    def _copies(self, entry: bytes | None, *, is_lost: bool) -> list[tuple[str, str]] | None:
         """Return list and text of each copy of a message to put back; None if it cannot be read."""
         if entry is None:
             return []

@@ -150,12 +150,8 @@ class FetchLimits:
     def left(
         self, tasks: Collection[str] | None, urgencies: Sequence[int], ahead: int = 0
     ) -> list[int]:
-        """
-        Return how many more messages of each urgency can run, be ready or wait for a batch.
-
-        The task of the next message is unknown, so the fullest task queue sets the limit.  `ahead`
-        is how many messages beyond the next batches the broker queue has for this worker.
-        """
+        """Return how many more messages of each urgency are of use; `ahead` wait beyond these."""
+        # The task of the next message is unknown, so the fullest task queue sets the limit.
         task_queues = self._queues_of(tasks)
         most_urgent = min(urgencies)
         if any(each.behind(most_urgent) for each in task_queues):
@@ -210,13 +206,10 @@ class FetchLimits:
 
 
 class OrdinaryLimit:
-    """
-    How many messages of ordinary tasks one connection may hold: as many as its user has set.
+    """How many messages of ordinary tasks one connection may hold: as many as its user has set."""
 
-    The prefetch of the worker is as wide as its batches need.  As in Celery, a message counts
-    until it is acknowledged, and one with an ETA from then on.  Messages that name no task in
-    their headers do not count.
-    """
+    # The worker's prefetch is as wide as its batches need.  As in Celery, a message counts until it
+    # is acknowledged, and one with an ETA from then on.
 
     def __init__(self, consumer: Any, batch_tasks: Container[str]) -> None:
         self._consumer = consumer

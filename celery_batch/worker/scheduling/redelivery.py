@@ -75,12 +75,9 @@ class RedeliveryCache:
 
 
 def is_suspect(request: Any, consumer: Any) -> bool:
-    """
-    Return whether a request may have killed the worker that had it before.
-
-    On Redis that is counted in the message.  Elsewhere a worker outlives its pool processes, and
-    knows what they ran; if it went down itself, one item is no reason, unless it happens again.
-    """
+    """Return whether a request may have killed the worker that had it before."""
+    # Redis' messages count that.  Elsewhere a worker outlives its pool processes, and knows what
+    # they ran; if it went down itself, one item is no reason, unless it happens again.
     if not request.is_redelivered or consumer.connection.transport.driver_type == "redis":
         return False
     if request.deliveries:  # a worker that is told to end gives back what it has not run

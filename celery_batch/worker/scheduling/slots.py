@@ -58,13 +58,6 @@ class Slots:
         return self.processes if self._is_prefork else 1
 
     @property
-    def pids(self) -> set[int]:
-        """The process ids of these; one that is being replaced may be missing."""
-        if not self._is_prefork:
-            return {os.getpid()}
-        return {each.pid for each in pool_processes(self._pool)}
-
-    @property
     def is_free(self) -> bool:
         """Whether a batch submitted now would run at once."""
         return len(self.jobs) < self.processes
@@ -102,7 +95,7 @@ class Slots:
 
     def kill(self, pids: set[int]) -> None:
         """Kill processes of the pool; the main process is left alone."""
-        for pid in (pids & self.pids) - {os.getpid()}:
+        for pid in pids & {each.pid for each in pool_processes(self._pool)}:
             _kill(pid)
 
 

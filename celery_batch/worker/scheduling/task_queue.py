@@ -230,11 +230,7 @@ class TaskQueue:
     def record(
         self, seconds: float, number: int | None
     ) -> tuple[list[tuple[float, float, int]], int]:
-        """
-        Record what arrives for so many seconds from now on; None starts a new recording.
-
-        Return time, cost and rows of each arrival from this number on, and the next number.
-        """
+        """Record for some seconds; return the arrivals from a number on, None for a new record."""
         if number is None or self._arrivals is None:
             self._arrivals = _ArrivalRecorder(number or 0)
         return self._arrivals.read(number or 0, seconds)
@@ -278,12 +274,9 @@ class TaskQueue:
     def capacity_left(
         self, batches: int, jobs: Sequence[BatchJob], urgency: int, ahead: int = 0
     ) -> int:
-        """
-        Return how many more requests of one urgency this task can use.
-
-        Work is counted, since a chunk has many rows.  But as many requests as there are places
-        for batches are of use, whatever their size; and `ahead`, for batches to be chosen from.
-        """
+        """Return how many more requests of one urgency this task can use."""
+        # Work is counted, since a chunk has many rows.  But as many requests as there are places
+        # for batches are of use, whatever their size; and `ahead`, for batches to be chosen from.
         policy = self._policy
         with self._lock:
             requests, rows = self._batcher.before(urgency)

@@ -16,12 +16,9 @@ logger = logging.getLogger(__name__)
 
 
 class BatchTimer:
-    """
-    A timer with at most one callback ahead, which gets the seconds by which the call is late.
+    """A timer with at most one callback ahead, which gets the seconds by which the call is late."""
 
-    Transports without an event loop get a thread for each callback: Celery's own timer thread may
-    sleep a second past the time, far too long for a linger of two milliseconds.
-    """
+    # Without an event loop each callback has a thread: Celery's timer thread may be a second late.
 
     def __init__(self, hub: Any, callback: Callable[[float], None]) -> None:
         self._call_later = _call_in_thread if hub is None else hub.call_later
