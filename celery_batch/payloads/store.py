@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial, wraps
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -33,7 +34,6 @@ from celery_batch.payloads.bounded_calls import BoundedCalls
 
 __all__ = [
     "DirectoryPayloads",
-    "NameTooLong",
     "PayloadStore",
     "RedisPayloads",
     "StoreAway",
@@ -100,10 +100,6 @@ class StoreAway(StoreError):
     """The store does not answer at all: other payloads would wait for it, too."""
 
 
-class NameTooLong(StoreError):
-    """No file can have the name of this payload."""
-
-
 class PayloadStore(ABC):
     """Keeps payloads by key until they expire."""
 
@@ -122,8 +118,6 @@ class PayloadStore(ABC):
             try:
                 if failure is None:
                     self.put(key, data, seconds)
-            except NameTooLong as error:  # of this one
-                failed[key] = error
             except StoreError as error:  # which the next ones would wait for, too
                 failure = error
             if failure is not None:
@@ -330,7 +324,7 @@ class DirectoryPayloads(PayloadStore):
             with self._file(key).open("rb") as file:
                 has_expired = os.fstat(file.fileno()).st_mtime < time.time()
                 return None if has_expired else file.read(size + 1)
-        except (FileNotFoundError, IsADirectoryError, NameTooLong):
+        except (FileNotFoundError, IsADirectoryError):
             return None
         except PermissionError as error:  # of this file: the others are read
             logger.warning("A payload cannot be read: %s", error)
@@ -377,8 +371,8 @@ class DirectoryPayloads(PayloadStore):
 
     def _file(self, key: str) -> Path:
         name = PREFIX + quote(key, safe="")
-        if len(name) > _LONGEST_NAME:
-            raise NameTooLong(f"a task's id is too long for the name of a file: {key[:60]}...")
+        if len(name) > _LONGEST_NAME:  # with a long id of the caller's own
+            name = PREFIX + sha256(key.encode()).hexdigest()
         return self.path / name
 
 
@@ -388,7 +382,7 @@ def _for_each(things: Iterable[_T], change: Callable[[_T], None]) -> None:
     for thing in things:
         try:
             change(thing)
-        except (FileNotFoundError, IsADirectoryError, NameTooLong):
+        except (FileNotFoundError, IsADirectoryError):
             continue
         except OSError as error:
             failed = error

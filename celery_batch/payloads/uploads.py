@@ -13,16 +13,13 @@ from kombu.utils.functional import retry_over_time
 
 from celery_batch.compat.deadline import current_deadline, waiting_until
 from celery_batch.payloads.app_payloads import AppPayloads
-from celery_batch.payloads.store import NameTooLong, StoreAway, StoreError, StoreRefused
+from celery_batch.payloads.store import StoreAway, StoreError, StoreRefused
 
 __all__ = ["Upload", "Uploads", "is_stored"]
 
 #: Bytes of the largest payload that waits for others, as a copy: a caller may fill one array again
 #: and again.
 _LARGEST_COPY = 1 << 20
-
-#: After these errors it does not help to try again.
-_FINAL = (StoreRefused, NameTooLong)
 
 
 class Upload(NamedTuple):
@@ -160,7 +157,7 @@ def _put(payloads: AppPayloads, uploads: list[Upload]) -> dict[str, StoreError]:
         left = [each for each in uploads if each.key in failed] if failed else uploads
         failed = store.put_many([(each.key, each.data, each.seconds) for each in left])
         for error in failed.values():
-            if not isinstance(error, _FINAL):
+            if not isinstance(error, StoreRefused):  # after which it does not help
                 raise error
 
     def pause(error: Exception, pauses: Iterator[float], _retries: int) -> float:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -382,22 +381,6 @@ def test_the_others_of_a_group_are_sent(away: Any, client: redis.Redis):
 
     assert [0, 2, 5] == list(caught.value.places)
     assert [each.id for each in caught.value.sent] == ids_in_queue(client)
-
-
-def test_a_payload_that_alone_cannot_be_stored(make: Any, client: redis.Redis, tmp_path: Path):
-    """A task's id is too long for the name of a file: the store takes those of other calls."""
-    task = make(batch_payload_store=f"file://{tmp_path}")
-
-    async def call_all() -> list[Any]:
-        """Call the task in one pass of the loop."""
-        ids = ["x" * 300, "a", "b", "y" * 300, "c"]
-        calls = [task.aapply_async((LARGE,), task_id=each) for each in ids]
-        return await asyncio.gather(*calls, return_exceptions=True)
-
-    for _ in range(2):  # the first payload of a process is stored alone
-        found = asyncio.run(call_all())
-        assert [True, False, False, True, False] == [isinstance(e, Exception) for e in found]
-    assert ["a", "b", "c"] * 2 == ids_in_queue(client)
 
 
 def test_a_store_that_is_away_is_asked_once(make: Any):
