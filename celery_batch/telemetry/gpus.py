@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -20,25 +18,6 @@ from celery_batch.runtime.devices import VISIBLE, visible_entries, visible_entry
 __all__ = ["Gpus", "find_gpus"]
 
 logger = logging.getLogger(__name__)
-
-#: Seconds for CUDA to list its GPUs; it initializes all of them first.
-_CUDA_TIMEOUT = 60.0
-
-#: Runs in a process of its own: CUDA cannot be used in a fork of a process that initialized it.
-_LIST_BUS_IDS = """
-from ctypes import CDLL, byref, c_int, create_string_buffer
-cuda = CDLL("libcuda.so.1")
-def check(status):
-    if status:
-        raise SystemExit(f"CUDA error {status}")
-count, device, bus_id = c_int(), c_int(), create_string_buffer(32)
-check(cuda.cuInit(0))
-check(cuda.cuDeviceGetCount(byref(count)))
-for ordinal in range(count.value):
-    check(cuda.cuDeviceGet(byref(device), ordinal))
-    check(cuda.cuDeviceGetPCIBusId(bus_id, len(bus_id), device))
-    print(bus_id.value.decode())
-"""
 
 
 class Gpus:
@@ -130,36 +109,17 @@ class _Machine:
 
     @cached_property
     def _numbered(self) -> list[Any]:
-        """The GPUs in CUDA's order: by PCI slot if all are the same model, else fastest first."""
-        nvml = self._nvml
+        """The GPUs in CUDA's order, which is by PCI slot if all are the same model."""
         by_slot = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-        if by_slot or len({nvml.nvmlDeviceGetName(gpu) for gpu in self._gpus}) <= 1:
-            return sorted(self._gpus, key=self._slot)
-        try:
-            return [nvml.nvmlDeviceGetHandleByPciBusId(bus_id) for bus_id in _cuda_bus_ids()]
-        except (nvml.NVMLError, OSError, subprocess.SubprocessError) as error:
+        if not by_slot and len({self._nvml.nvmlDeviceGetName(gpu) for gpu in self._gpus}) > 1:
             logger.warning(
                 "Metrics leave out the GPUs that have only a number: this machine's GPUs differ,"
-                " and CUDA does not say in which order it numbers them (%s); name them by their"
-                " ids, or set CUDA_DEVICE_ORDER=PCI_BUS_ID",
-                error,
+                " and CUDA numbers the fastest first; name them by their ids, or set"
+                " CUDA_DEVICE_ORDER=PCI_BUS_ID"
             )
             return []
+        return sorted(self._gpus, key=self._slot)
 
     def _slot(self, gpu: Any) -> tuple[int, int, int]:
         slot = self._nvml.nvmlDeviceGetPciInfo(gpu)
         return slot.domain, slot.bus, slot.device
-
-
-def _cuda_bus_ids() -> list[str]:
-    """Return the PCI bus ids of all GPUs in CUDA's order."""
-    env = {name: value for name, value in os.environ.items() if name != VISIBLE}
-    listed = subprocess.run(  # noqa: S603 (our own interpreter, and a program of ours)
-        [sys.executable, "-I", "-S", "-c", _LIST_BUS_IDS],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=_CUDA_TIMEOUT,
-    ).stdout
-    return listed.split()
