@@ -16,7 +16,6 @@ from kombu.utils.uuid import uuid
 
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.older_celery import is_pydantic
-from celery_batch.compat.tasks import payload_of
 from celery_batch.config import Settings, max_queue_of, max_worker_losses, policy_of
 from celery_batch.errors import ConfigurationError
 from celery_batch.task import BatchTask, add_bootsteps
@@ -108,19 +107,6 @@ class SimpleRequest:
 
     def __repr__(self) -> str:
         return f"<SimpleRequest {self.name}[{self.id}]>"
-
-    @classmethod
-    def from_request(cls, request: Any) -> SimpleRequest:
-        """
-        Return what is known of a worker's request.
-
-        Args:
-            request: A `celery.worker.request.Request`.
-        """
-        args, kwargs, embed = payload_of(request)
-        found = cls.from_headers(request.id, request.request_dict, args, kwargs, embed or {})
-        found.delivery_info, found.hostname = request.delivery_info, request.hostname
-        return found
 
     @classmethod
     def from_headers(

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import os.path
 import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
@@ -21,22 +19,16 @@ from kombu.exceptions import OperationalError
 from celery_batch.backfill.inputs import Arguments
 from celery_batch.backfill.sender import unserved
 from celery_batch.cli.common import (
-    FOCUS,
-    LIMIT,
-    PLAIN,
     POSITIVE,
     Row,
     batch_task,
-    check_plot,
-    finish_axes,
     leave_out_costly,
-    plot_option,
-    plotted,
     rows_of_file,
     say_left_out,
     wrapped,
 )
 from celery_batch.cli.errors import INTERRUPTED, errors_in_one_line
+from celery_batch.client.results.result import forget_many
 from celery_batch.compat.gc import collect_less_often, freeze_existing
 from celery_batch.errors import ConfigurationError
 from celery_batch.formatting import figure, number
@@ -111,7 +103,6 @@ def _rates(_ctx: click.Context, _option: click.Parameter, value: str) -> tuple[f
     help="Seconds after which a request fails and expires.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one object as JSON at the end.")
-@plot_option
 @click.pass_context
 @errors_in_one_line
 def bench(
@@ -119,7 +110,6 @@ def bench(
     /,
     task: str,
     rates: tuple[float, ...],
-    plot: Path | None,
     *,
     as_json: bool,
     **options: Any,
@@ -134,8 +124,6 @@ def bench(
     the first request, which is not counted, has no answer; 130 after Ctrl-C.
     """
     _check_requests(rates, options["duration"])
-    if plot is not None:
-        check_plot(plot)
     found = batch_task(ctx.obj.app, task)
     if found.ignore_result:
         raise ConfigurationError(f"{task}: has ignore_result, so no answer can be waited for")
@@ -152,8 +140,6 @@ def bench(
         is_interrupted = True
     if as_json:
         click.echo(json.dumps(_as_data(task, options, results), indent=2))
-    if plot is not None and results:
-        _plot(plot, task, results)
     if is_interrupted:
         ctx.exit(INTERRUPTED)
 
@@ -276,7 +262,7 @@ class LoadGenerator:
         ended, self._ended = self._ended, []
         try:
             for start in range(0, len(ended), _FORGOTTEN_AT_ONCE):
-                self._task._forget_many(ended[start : start + _FORGOTTEN_AT_ONCE])
+                forget_many(ended[start : start + _FORGOTTEN_AT_ONCE])
         except Exception as error:  # noqa: BLE001 (whatever the backend raises)
             logger.warning("Could not delete the stored results of the requests: %r", error)
 
@@ -337,39 +323,3 @@ def _as_data(task: str, options: dict[str, Any], results: Sequence[LoadResult]) 
         "timeout": options["timeout"],
         "rates": [asdict(result) for result in results],
     }
-
-
-def _plot(path: Path, task: str, results: Sequence[LoadResult]) -> None:
-    results = sorted(results, key=lambda result: result.rate)
-    with plotted(path, f"{task} under load") as (left, right):
-        _plot_rates(left, results)
-        _plot_latencies(right, results)
-        for axes in (left, right):
-            axes.set_xlabel("requests a second", fontsize=9)
-            axes.set_xlim(left=0)
-            finish_axes(axes)
-
-
-def _plot_rates(axes: Any, results: Sequence[LoadResult]) -> None:
-    offered = [result.rate for result in results]
-    achieved = [result.achieved_rate for result in results]
-    axes.plot(offered, offered, ":", color=LIMIT, label="offered")
-    axes.plot(offered, achieved, "o-", color=FOCUS, label="answered")
-    axes.set_title("Answers a second", fontsize=10)
-    axes.set_ylim(bottom=0, top=1.35 * max(*offered, *achieved))
-
-
-def _plot_latencies(axes: Any, results: Sequence[LoadResult]) -> None:
-    known = [result for result in results if result.p50 is not None]
-    offered = [result.rate for result in known]
-    drawn: list[float] = []
-    for name, style, color in (("p50", "o-", PLAIN), ("p90", "s--", PLAIN), ("p99", "^-", FOCUS)):
-        seconds = [getattr(result, name) for result in known]
-        axes.plot(offered, seconds, style, color=color, label=name)
-        drawn += seconds
-    axes.set_title("Latency", fontsize=10)
-    axes.set_yscale("log")
-    if drawn:  # whole decades, so that at least two are labelled
-        least, most = math.floor(math.log10(min(drawn))), math.ceil(math.log10(max(drawn)))
-        axes.set_ylim(10**least, 10 ** max(most, least + 1))
-    axes.yaxis.set_major_formatter(lambda seconds, _: figure(seconds))

@@ -21,7 +21,6 @@ __all__ = [
     "call_options",
     "check_functions",
     "evaluate_tasks_once",
-    "payload_of",
     "raise_parent_error",
     "send_groups_with",
     "task_meta",
@@ -103,11 +102,6 @@ def evaluate_tasks_once() -> None:
 def _renew_lock() -> None:
     global _evaluating  # noqa: PLW0603 (one of the process)
     _evaluating = threading.RLock()
-
-
-def payload_of(request: Any) -> tuple[Any, Any, Any]:
-    """Return args, kwargs and embedded options of a worker's request."""
-    return request._payload  # type: ignore[no-any-return]  # noqa: SLF001
 
 
 def raise_parent_error(result: Any) -> None:

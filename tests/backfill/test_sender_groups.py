@@ -12,6 +12,7 @@ from celery_batch.backfill import sender as senders
 from celery_batch.backfill.engine import Backfill
 from celery_batch.backfill.window import Chunk, Limits, Row
 from celery_batch.client.publish.send_many import PartlySent
+from celery_batch.client.results.result import forget_many
 from celery_batch.errors import QueueFull
 
 
@@ -41,11 +42,12 @@ class FakeResult:
 class Broker:
     """Stands for the way to a broker: writes down what is sent and forgotten together."""
 
-    def __init__(self, task):
+    def __init__(self, task, monkeypatch):
         self.writes, self.forgotten, self.results, self.errors = [], [], [], []
         task.apply_rows = lambda *columns, **_: self.send([columns])[0]
-        task._apply_chunks = lambda chunks, _: self.send(chunks)
-        task._forget_many = lambda results: self.forgotten.append(len(results))
+        monkeypatch.setattr(senders, "apply_chunks", lambda _task, chunks, _: self.send(chunks))
+        forget = lambda results: self.forgotten.append(len(results))  # noqa: E731
+        monkeypatch.setattr(senders, "forget_many", forget)
 
     def send(self, chunks):
         """Take some chunks in one write, or refuse them as the test says."""
@@ -71,13 +73,13 @@ def task():
     def double(number):
         return [2 * n for n in number]
 
-    return double
+    return app.tasks[double.name]
 
 
 @pytest.fixture
-def broker(task):
+def broker(task, monkeypatch):
     """Return the broker that stands for the task's."""
-    return Broker(task)
+    return Broker(task, monkeypatch)
 
 
 @pytest.fixture
@@ -218,7 +220,7 @@ def test_results_are_deleted_with_one_command(monkeypatch):
     for result in results[:2]:
         result.pending_result.is_ours, result.pending_result.value = True, b"{}"
 
-    double._forget_many(results)
+    forget_many(results)
 
     assert [(b"celery-task-meta-a", b"celery-task-meta-b")] == deleted
     assert ["c"] == forgotten

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -201,7 +200,6 @@ def test_requests_draw_from_all_samples(run, tmp_path, monkeypatch, task, source
         ("two", ("--input", '{"x": 1}'), "has no field 'y'"),
         ("one", ("--input", "1", "--field", "text"), "has no field 'text'"),
         ("one", ("--input", "1", "--rate", "fast"), "'fast': write 50, or 50,100,200, or 100:500"),
-        ("one", ("--input", "1", "--plot", "plot.gif"), "must end in one of .png"),
         ("one", ("--input", "1", "--duration", "inf"), "inf: must be a finite number"),
         ("one", ("--input", "1", "--duration", "nan"), "nan: must be a finite number"),
         ("one", ("--input", "1", "--timeout", "inf"), "inf: must be a finite number"),
@@ -216,58 +214,6 @@ def test_what_is_wrong_is_named(run, task, options, words):
 
     assert done.exit_code != 0
     assert words in done.output
-    assert not generator.runs
-
-
-def test_a_plot_without_matplotlib_says_what_to_install(run, monkeypatch, tmp_path):
-    """Before minutes of load."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    done, generator = run(
-        "one", "--rate", "1", "--input", "1", "--plot", str(tmp_path / "plot.png")
-    )
-
-    assert done.exit_code == 1
-    assert "pip install matplotlib" in done.output
-    assert not generator.runs
-
-
-@pytest.mark.parametrize("kind", ["", "QueueFull"])
-def test_the_result_is_drawn(run, tmp_path, kind):
-    """Whether or not anything was answered."""
-    path = tmp_path / "plot.png"
-    refused = lambda number, outcome: outcome._replace(error=kind if number else "")  # noqa: E731
-    options = ("--rate", "10,20", "--duration", "1", "--input", "1", "--plot", str(path))
-    done, _ = run("one", *options, replace=refused)
-
-    assert done.exit_code == 0, done.output
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_plot_of_equal_latencies_has_a_scale(run, tmp_path):
-    """Also where they are a whole power of ten, as timeouts are."""
-    path = tmp_path / "plot.svg"
-    runs: list[int] = []
-
-    def replace(number, outcome):
-        runs.append(number)  # the first is the request that is not counted
-        return outcome if len(runs) == 1 else outcome._replace(error=TIMEOUT)
-
-    options = ("--rate", "10", "--duration", "1", "--input", "1", "--plot", str(path))
-    done, _ = run("one", *options, replace=replace)
-
-    assert done.exit_code == 0, done.output
-    assert path.exists()
-
-
-def test_a_plot_that_cannot_be_written_says_so(run, monkeypatch, tmp_path):
-    """Before minutes of load."""
-    monkeypatch.setattr("celery_batch.cli.common.os.access", lambda path, _: path != tmp_path)
-    options = ("--rate", "10", "--input", "1", "--plot", str(tmp_path / "plot.png"))
-    done, generator = run("one", *options)
-
-    assert done.exit_code == 1
-    assert "permission denied" in done.output
     assert not generator.runs
 
 
@@ -318,25 +264,21 @@ def test_an_interrupted_test_keeps_its_lines(interrupted):
     assert interrupted().stdout.splitlines()[1].split()[0] == "10"
 
 
-def test_an_interrupted_test_keeps_its_results(interrupted, tmp_path):
-    """What was measured is printed as JSON, and drawn."""
-    path = tmp_path / "plot.png"
-    done = interrupted("--json", "--plot", str(path))
+def test_an_interrupted_test_keeps_its_results(interrupted):
+    """What was measured is printed as JSON."""
+    done = interrupted("--json")
 
     assert [10] == [each["rate"] for each in json.loads(done.stdout)["rates"]]
-    assert path.exists()
 
 
-def test_a_test_that_is_interrupted_at_once_draws_nothing(run, tmp_path):
-    """There is nothing to draw."""
+def test_a_test_that_is_interrupted_at_once_has_no_results(run):
+    """There is nothing but the end."""
 
     def replace(_number, _outcome):
         raise KeyboardInterrupt
 
-    path = tmp_path / "plot.png"
-    options = ("--rate", "10", "--input", "1", "--json", "--plot", str(path))
+    options = ("--rate", "10", "--input", "1", "--json")
     done, _ = run("one", *options, replace=replace)
 
     assert done.exit_code == 130
     assert json.loads(done.stdout)["rates"] == []
-    assert not path.exists()

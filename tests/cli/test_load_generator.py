@@ -35,7 +35,7 @@ class FakeTask:
     """Takes calls whose arguments say what becomes of them."""
 
     def __init__(self):
-        self.sent, self.options, self.forgotten = [], [], []
+        self.sent, self.options = [], []
 
     async def aapply_async(self, args, **options):
         """Note the time."""
@@ -46,8 +46,14 @@ class FakeTask:
             raise ConnectionError("away")
         return Result(answer, after)
 
-    def _forget_many(self, results):
-        self.forgotten.append(len(results))
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch):
+    """Return how many results were deleted at a time."""
+    found = []
+    delete = lambda results: found.append(len(results))  # noqa: E731
+    monkeypatch.setattr("celery_batch.cli.bench.forget_many", delete)
+    return found
 
 
 def run(task, times, rows, timeout=60.0):
@@ -139,22 +145,21 @@ def test_a_late_request_expires_when_its_time_is_up():
     assert outcomes[2].ended - outcomes[2].due == pytest.approx(2.0)
 
 
-def test_results_are_deleted():
+def test_results_are_deleted(forgotten):
     """Of all requests that have ended, at most a thousand in one command."""
-    task = FakeTask()
-    run(task, [0.0] * 1500, [(1, 0.0)] * 1500)
+    run(FakeTask(), [0.0] * 1500, [(1, 0.0)] * 1500)
 
-    assert task.forgotten == [1000, 500]
+    assert forgotten == [1000, 500]
 
 
-def test_results_that_cannot_be_deleted_cost_no_outcome(caplog):
+def test_results_that_cannot_be_deleted_cost_no_outcome(caplog, monkeypatch):
     """Where the backend is away, or has no such command; a log line says so."""
 
-    class Kept(FakeTask):
-        def _forget_many(self, results):
-            raise NotImplementedError("backend does not implement forget.")
+    def forget_many(_results):
+        raise NotImplementedError("backend does not implement forget.")
 
-    outcomes = run(Kept(), [0.0], [(1, 0.0)])
+    monkeypatch.setattr("celery_batch.cli.bench.forget_many", forget_many)
+    outcomes = run(FakeTask(), [0.0], [(1, 0.0)])
 
     assert [""] == [outcome.error for outcome in outcomes]
     assert "backend does not implement forget" in caplog.text

@@ -23,6 +23,7 @@ from celery.worker.request import Request
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch import BatchTask, MessageTooLarge, PartlySent, QueueFull
+from celery_batch.client.publish.send_many import apply_chunks
 from celery_batch.compat.deadline import waiting_until
 from celery_batch.errors import ConfigurationError
 from celery_batch.payloads.app_payloads import AppPayloads, seconds_until
@@ -351,7 +352,7 @@ def test_all_of_many_calls_with_a_store_that_is_away(away: Any):
 def test_chunks_with_a_store_that_is_away(away: Any, client: redis.Redis):
     """As of calls with one row each."""
     with pytest.raises(PartlySent, match=_SAYS) as caught:
-        away._apply_chunks([([1, 2],), ([LARGE, 2],), ([3],)], {})
+        apply_chunks(away, [([1, 2],), ([LARGE, 2],), ([3],)], {})
 
     assert [0, 2] == list(caught.value.places)
     assert [each.id for each in caught.value.sent] == ids_in_queue(client)
