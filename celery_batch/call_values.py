@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from celery.utils.time import isoparse
-from kombu import Queue
 from kombu.compression import get_encoder
+from kombu.entity import Queue
 
 from celery_batch.errors import ConfigurationError
 

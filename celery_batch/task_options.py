@@ -18,7 +18,7 @@ from typing import Any
 
 from celery.utils.imports import symbol_by_name
 from celery.utils.time import rate
-from kombu import Queue
+from kombu.entity import Queue
 
 from celery_batch.batching.policy import require
 from celery_batch.compat.older_celery import is_pydantic
