@@ -156,7 +156,6 @@ class Publisher(PerProcess):
             expires,
             parent,
             settings,
-            app.amqp.router,
             template,
             encoded,
             root_id,
@@ -164,7 +163,6 @@ class Publisher(PerProcess):
             listener,
             needs_sent_header(task, options.get("headers")),
             self._send_buffer,
-            self.pid,
         )
 
     def send_as_celery_does(

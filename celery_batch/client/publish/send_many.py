@@ -61,7 +61,6 @@ def apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[
     with publisher.limiter().admit_rows(task, options, rows) as admitted, _bulk(results) as bulk:
         series = SeriesSender(bulk, options)
         for args, kwargs in admitted:
-            series.renew()  # a generator of rows may send and wait meanwhile
             result = series.send(task, args, kwargs)
             if result is None:
                 result = call_in_bulk(
@@ -92,13 +91,6 @@ class SeriesSender:
     def __init__(self, bulk: BulkWrite, options: Mapping[str, Any] = NO_OPTIONS) -> None:
         self._bulk, self._options = bulk, options
         self._series: dict[Any, CallSeries | None] = {}
-
-    def renew(self) -> None:
-        """Look up again what no longer holds: settings and listeners may have changed."""
-        for series in self._series.values():
-            if series is not None and not series.holds():
-                self._series.clear()
-                return
 
     def send(
         self,

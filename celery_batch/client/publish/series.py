@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from celery_batch.client.publish.message import (
     new_id,
     sent_now,
 )
-from celery_batch.client.publish.templates import AnyTemplate, is_plain_celery
+from celery_batch.client.publish.templates import AnyTemplate
 from celery_batch.client.results.listener import listener_for
 from celery_batch.client.results.result import BatchResult
 from celery_batch.client_methods import ClientMethods
@@ -64,7 +63,6 @@ class CallSeries(NamedTuple):
     expires: Any  # by the options or by the task's
     parent: Any  # the task that calls, if one does
     settings: PublishSettings
-    router: Any  # current when the series was made
     template: AnyTemplate
     common: dict[Any, Any]  # the fields that are the same for all, encoded
     root_id: str | None  # of all; None where each call is its own root
@@ -72,17 +70,6 @@ class CallSeries(NamedTuple):
     listener: Any  # receives the results; None if Celery does
     needs_sent_header: bool  # whether messages say when they were sent
     send_buffer: SendBuffer
-    pid: int
-
-    def holds(self) -> bool:
-        """Return whether another call can be made: settings and listeners may change any time."""
-        app = self.task.app
-        return (
-            self.pid == os.getpid()
-            and self.settings.is_current(app.conf)
-            and app.amqp.router is self.router
-            and is_plain_celery(app)
-        )
 
     def send(
         self,
