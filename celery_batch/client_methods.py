@@ -135,40 +135,15 @@ class ClientMethods(Task):  # type: ignore[misc]
         return _client("results.result").EagerBatchResult.checked(self, result, options)
 
     async def adelay(self, *args: Any, **kwargs: Any) -> Any:
-        """
-        Send a call from a coroutine; see `aapply_async`.
-
-        Args:
-            args: Positional arguments.
-            kwargs: Keyword arguments.
-
-        Returns:
-            The call's `BatchResult`, which can be awaited.
-        """
+        """Send a call from a coroutine, and return its `BatchResult`; see `aapply_async`."""
         return await self.aapply_async(args, kwargs)
 
     async def aapply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """
-        Send a call from a coroutine, and return its result object when the broker has the message.
+        Send a call from a coroutine; see `apply_async`.
 
-        The event loop is not blocked, and calls of several coroutines share their writes.
-
-        Args:
-            args: Positional arguments.
-            kwargs: Keyword arguments.
-            options: As for `apply_async`.
-
-        Returns:
-            The call's `BatchResult`, which can be awaited.
-
-        Raises:
-            TypeError: The arguments do not fit the task's function.
-            ConfigurationError: An option has a value that Celery cannot read.
-            EncodeError: An argument cannot be serialized; the error names it.
-            OperationalError: The broker could not be reached, or refused the message.
-            QueueFull: As many items wait already as ``max_queue`` or ``max_queue_cost`` allows.
-            BrokerUnreachable: An `OperationalError`, too: with ``max_queue``, the broker does
-                not answer, so the number of waiting items is unknown.
+        It returns when the broker has the message.  The event loop is not blocked, and calls of
+        several coroutines share their writes.
         """
         options = readable_options(self, options)
         return await _client("publish.aio").apply_async(self, args, kwargs, options)
@@ -227,21 +202,7 @@ class ClientMethods(Task):  # type: ignore[misc]
                 ) from None
 
     async def adelay_many(self, items: Iterable[Any]) -> list[Any]:
-        """
-        Send one call for each item from a coroutine; see `delay_many`.
-
-        Args:
-            items: The only argument of each call.
-
-        Returns:
-            A `BatchResult` for each item.
-
-        Raises:
-            PartlySent: Only some could be sent; the error says which.
-            QueueFull: There is not enough room for all; none was sent.
-            TypeError: ``items`` is no list, or the task takes several arguments.
-            EncodeError: An item cannot be serialized; the error names it.
-        """
+        """Send one call for each item from a coroutine; see `delay_many`."""
         self._refuse_items(items)
         return await self.aapply_many(((item,), None) for item in items)
 
@@ -250,18 +211,6 @@ class ClientMethods(Task):  # type: ignore[misc]
         Send one call for each row from a coroutine; see `apply_many`.
 
         The calls are written in a thread, and the event loop goes on meanwhile.
-
-        Args:
-            rows: Positional and keyword arguments of each call, as in ``((1,), None)``; either
-                may be None.
-            options: As for `apply_async`, the same for all; no ``task_id``.
-
-        Returns:
-            A `BatchResult` for each row.
-
-        Raises:
-            PartlySent: Only some could be sent; the error says which.
-            QueueFull: There is not enough room for all; none was sent.
         """
         refuse_one_value("apply_many()", rows, "[((item,), None)]")
         options = readable_options(self, options)
@@ -284,16 +233,7 @@ class ClientMethods(Task):  # type: ignore[misc]
         return _client("served").is_served(self, queue, timeout)  # type: ignore[no-any-return]
 
     async def ais_served(self, queue: Any = None, *, timeout: float | None = 3.0) -> bool:  # noqa: ASYNC109 (as its twin)
-        """
-        Return whether a worker takes calls of this task, from a coroutine; see `is_served`.
-
-        Args:
-            queue: As for `is_served`.
-            timeout: Seconds to wait for the broker; None for as long as it takes.
-
-        Raises:
-            OperationalError: The broker has not answered.
-        """
+        """Return whether a worker takes calls of this task, from a coroutine; see `is_served`."""
         return await _client("served").ais_served(self, queue, timeout)  # type: ignore[no-any-return]
 
     def backfill(

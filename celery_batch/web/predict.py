@@ -169,21 +169,6 @@ async def apredict(
 
     Calls of requests that come at the same time share their writes, and the deadline bounds
     sending, too. If the coroutine is cancelled, the calls that still wait in a queue are revoked.
-
-    Args:
-        task: The batch task.
-        items: The only argument of each call.
-        timeout: Seconds for all items together.
-        on_timeout: "revoke" or "leave".
-        expires: Seconds after which remaining calls expire.
-        return_exceptions: Return an item's exception in the place of its output.
-        options: As for `apply_async`, the same for all calls.
-
-    Returns:
-        One output for each item.
-
-    Raises:
-        Exception: As `predict`.
     """
     task, values, options, deadline = _checked(task, items, options, timeout, on_timeout, expires)
     if _runs_here(task, values):
@@ -417,13 +402,13 @@ async def _asend(
                 limiter, count = Publisher.of(app).limiter(), len(items)
                 await limiter.await_depth(task, options, count)
                 with limiter.admit_items(task, options, count, count):
-                    return await _gathered([_call(task, item, options) for item in items])
+                    calls = [
+                        apply_async(task, (item,), None, {**options}, on_abandoned=_abandon)
+                        for item in items
+                    ]
+                    return await _gathered(calls)
     # It keeps the deadline itself, and wakes this coroutine once, with the answer.
     return [await apply_and_wait(task, (items[0],), options, deadline, _abandon)]
-
-
-def _call(task: Any, item: Any, options: dict[str, Any]) -> Coroutine[Any, Any, Any]:
-    return apply_async(task, (item,), None, {**options}, on_abandoned=_abandon)
 
 
 async def _gathered(calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

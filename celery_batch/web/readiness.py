@@ -86,17 +86,7 @@ async def areadiness(
     *,
     timeout: float = 2.0,  # noqa: ASYNC109 (as its twin)
 ) -> Readiness:
-    """
-    Return whether workers serve batch tasks, from a coroutine; see `readiness`.
-
-    Args:
-        app: The Celery app.
-        tasks: Batch tasks, or their names in the app.
-        timeout: Seconds to wait for the broker, for all tasks together.
-
-    Raises:
-        ConfigurationError: One of them is no batch task.
-    """
+    """Return whether workers serve batch tasks, from a coroutine; see `readiness`."""
     left = _countdown(timeout)
     try:
         served = {
