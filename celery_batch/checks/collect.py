@@ -261,8 +261,8 @@ def results_of(app: Any) -> Server:
         if not ResultReader.supports(app.backend):
             kind = type(app.backend).__name__.removesuffix("Backend").lower()
             return Server(kind=kind, url=url)
-        return Server(kind="redis", url=url, redis=redis_of(ResultReader(app.backend).client()))
-    except Exception as error:  # noqa: BLE001 (no such backend, or no library for it, or away)
+        return _redis_of_results(app.backend)
+    except Exception as error:  # noqa: BLE001 (no such backend, or no library for it)
         return Server(kind="unknown", url=url, error=why(error))
 
 

@@ -100,15 +100,6 @@ _AS_MEANT = ("this worker may have", "the pool is", "results are in", "the broke
 _EVENTS = ("task events are on", "worker_send_task_events is on")
 _PRICE = "Flower needs them; they cost three messages for each item."
 
-#: Words of reasons that are settings for those who look for a fault.
-_BY_HAND = ("batch_", "is off")
-
-#: Words of reasons that lie in the app, and not in a library.
-_IN_APP = (
-    *("event", "wrapped", "overridden", "receivers", "of its own", "is a function"),
-    *("result_backend_thread_safe", "one task"),
-)
-
 
 def fast_paths(facts: Facts) -> Iterator[Finding]:
     """What is done by Celery's own, slower code."""
@@ -126,23 +117,13 @@ def _paths(what: str, states: Sequence[PathState]) -> Finding:
     off = [state for state in states if state.reason and not state.reason.startswith(_AS_MEANT)]
     if not off:
         return ok(f"{what}: {states_in_words(states)}.")
-    wrong = [state for state in off if state.reason not in _EVENTS]
-    if not wrong:
+    if all(state.reason in _EVENTS for state in off):
         return ok(f"{what}: {states_in_words(off)}. {_PRICE}")
-    if _are_all(wrong, _BY_HAND):
-        fix = "Leave these settings out, unless you are looking for a fault."
-    elif _are_all(wrong, _BY_HAND + _IN_APP):
-        fix = (
-            "Leave out what is named, unless you need it: Celery's own code does the same, and"
-            " takes longer."
-        )
-    else:
-        fix = "Install releases that are tested, or a celery_batch that is tested with these."
+    fix = (
+        "Leave out what is named, unless you need it, and install releases that are tested:"
+        " Celery's own code does the same, and takes longer."
+    )
     return warning(f"{what}: {states_in_words(off)}.", fix)
-
-
-def _are_all(off: Sequence[PathState], words: Sequence[str]) -> bool:
-    return all(any(word in state.reason for word in words) for state in off)
 
 
 def eager(facts: Facts) -> Iterator[Finding]:
