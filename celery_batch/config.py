@@ -70,12 +70,9 @@ _NEEDED = {
 #: A task option without a setting, since it compares the tasks of a worker.
 SHARE_OPTION = "device_share"
 
-#: Most rows in one model call, but for one version of Python.
-_LARGEST_ELSEWHERE = 1024
-
-#: The tracers of a batch are nested, one stack frame or more each; Python 3.12 and 3.13 limit
-#: some of those frames, and the first 3.12 had a low limit.
-LARGEST_BATCH = 200 if (3, 12) <= sys.version_info < (3, 12, 10) else _LARGEST_ELSEWHERE
+#: Most rows in one model call.  The tracers of a batch are nested, one stack frame or more each;
+#: Python 3.12 and 3.13 limit some of those frames, and the first 3.12 had a low limit.
+LARGEST_BATCH = 200 if (3, 12) <= sys.version_info < (3, 12, 10) else 1024
 
 #: Requests for each row of a batch where equal ones share a row; there may be more.
 _WITH_DUPLICATES = 2
@@ -271,19 +268,10 @@ def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolic
         raise ConfigurationError(f"{task.name}.{error}{hint}") from None
     if policy.max_batch_size > LARGEST_BATCH and task.traces_items:
         raise ConfigurationError(
-            f"{task.name}.max_batch_size: at most {LARGEST_BATCH}{_why_fewer()}, got"
+            f"{task.name}.max_batch_size: at most {LARGEST_BATCH}, got"
             f" {policy.max_batch_size}; send lists as items if the model can take more at once"
         )
     return policy
-
-
-def _why_fewer() -> str:
-    """Return which Python limits batches to fewer rows than others; empty if none does."""
-    version = ".".join(map(str, sys.version_info[:3]))
-    is_limited = LARGEST_BATCH < _LARGEST_ELSEWHERE
-    return (
-        f" on Python {version} (3.12.10 and later take {_LARGEST_ELSEWHERE})" if is_limited else ""
-    )
 
 
 def _change(task: Any, values: dict[str, Any], changes: Mapping[str, Any]) -> None:

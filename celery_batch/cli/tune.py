@@ -7,10 +7,9 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
-from importlib import import_module
 from itertools import count, islice
 from pathlib import Path
 from shutil import get_terminal_size
@@ -395,7 +394,7 @@ def _style(axes: Any, lines: Sequence[_Line], proposal: Proposal) -> None:
     finish_axes(axes)
 
 
-#: Seconds between two lines of progress on a terminal without a spinner.
+#: Seconds between two lines of progress on a terminal.
 _EVERY = 5.0
 
 #: Seconds for which each size is measured, and requests are recorded.
@@ -481,17 +480,17 @@ def tune(
             f"--trace: {options['trace']}: has no costs; record it with workers that have {task}'s"
             f" max_batch_cost"
         )
-    with _progress() as report:
-        device, curve, costs = _measured(app, task, options, report)
-        proposal = propose(
-            curve,
-            options["latency"],
-            options["rate"] or (trace.rate if trace else None),
-            report,
-            base=policy_of(app.tasks[task]),
-            load=Load.at if trace is None and not costs else partial(_load, trace, costs),
-            max_item_cost=app.tasks[task].max_item_cost,
-        )
+    report = _progress()
+    device, curve, costs = _measured(app, task, options, report)
+    proposal = propose(
+        curve,
+        options["latency"],
+        options["rate"] or (trace.rate if trace else None),
+        report,
+        base=policy_of(app.tasks[task]),
+        load=Load.at if trace is None and not costs else partial(_load, trace, costs),
+        max_item_cost=app.tasks[task].max_item_cost,
+    )
     if options["is_json"]:
         click.echo(json.dumps(_as_data(task, device, curve, proposal), indent=2))
     else:
@@ -502,8 +501,7 @@ def tune(
 
 def _record(app: Any, task: str, path: Path, seconds: float) -> None:
     batch_task(app, task)
-    with _progress() as report:
-        count, processes = record(app, task, path, seconds, report)
+    count, processes = record(app, task, path, seconds, _progress())
     unit = "process" if processes == 1 else "processes"
     click.echo(f"{count:,} requests to {processes} {unit}, in {path}")
 
@@ -569,17 +567,8 @@ def _runner_errors_only() -> Iterator[None]:
         logger.setLevel(before)
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Show the present step on a terminal: beside a spinner, or in a line now and then."""
+def _progress() -> Callable[[str], None]:
+    """Return what shows the present step on a terminal, in a line now and then."""
     if not sys.stderr.isatty():
-        yield lambda _step: None
-        return
-    console: Any = None
-    with suppress(ImportError):  # an extra
-        console = import_module("rich.console").Console(stderr=True)
-    if console is not None and console.is_terminal:
-        with console.status("") as status:
-            yield lambda step: status.update(f"{step} ...")
-        return
-    yield at_most_every(_EVERY, lambda step: click.echo(f"{step} ...", err=True))
+        return lambda _step: None
+    return at_most_every(_EVERY, lambda step: click.echo(f"{step} ...", err=True))
