@@ -7,6 +7,7 @@ from functools import wraps
 from typing import Any
 
 from celery.states import EXCEPTION_STATES, READY_STATES
+from redis.retry import Retry
 
 __all__ = [
     "client_of",
@@ -15,6 +16,7 @@ __all__ = [
     "notify_of_ends",
     "on_new_backend",
     "own_store",
+    "quick_client",
     "result_meta",
     "store_with",
 ]
@@ -29,6 +31,17 @@ def key_prefix(backend: Any) -> str:
 def client_of(backend: Any, params: dict[str, Any]) -> Any:
     """Return a new client of a Redis backend's server, or of its sentinels' master."""
     return backend._create_client(**params)  # noqa: SLF001
+
+
+def quick_client(backend: Any, timeout: float, retry: Retry, **params: Any) -> Any:
+    """Return a new client of a Redis backend's server that waits for so many seconds at most."""
+    params = {**backend.connparams, "max_connections": None, **params}
+    is_socket = "path" in params
+    for name in ("socket_timeout", *([] if is_socket else ["socket_connect_timeout"])):
+        params[name] = min(params.get(name) or timeout, timeout)
+    client = client_of(backend, params)
+    client.set_retry(retry)
+    return client
 
 
 def own_store(backend: Any) -> Callable[..., Any]:

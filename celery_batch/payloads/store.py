@@ -28,7 +28,7 @@ from redis.retry import Retry
 from celery_batch.batching.policy import require
 from celery_batch.compat.deadline import current_deadline
 from celery_batch.compat.redis import read_values, round_trip
-from celery_batch.compat.results import client_of, key_prefix
+from celery_batch.compat.results import key_prefix, quick_client
 from celery_batch.errors import ConfigurationError
 from celery_batch.payloads.bounded_calls import BoundedCalls
 
@@ -150,13 +150,8 @@ class RedisPayloads(PayloadStore):
     def _client(self) -> Any:
         # The backend's own tries again for seconds, which is for our callers to decide.
         # With RESP2 nothing comes on a connection that was not asked for: see `read_values`.
-        params = {**self.backend.connparams, "max_connections": None, "protocol": 2}
-        for name in ("socket_timeout", "socket_connect_timeout"):
-            if name in params or (name == "socket_connect_timeout" and "path" not in params):
-                params[name] = min(params.get(name) or _TIMEOUT, _TIMEOUT)
-        client = client_of(self.backend, params)
-        client.set_retry(Retry(NoBackoff(), 1, (RedisConnectionError,)))
-        return client
+        retry = Retry(NoBackoff(), 1, (RedisConnectionError,))
+        return quick_client(self.backend, _TIMEOUT, retry, protocol=2)
 
     def put(self, key: str, data: Any, seconds: float) -> None:
         """Store a payload; see `PayloadStore.put`."""

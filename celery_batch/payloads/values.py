@@ -22,6 +22,7 @@ from celery_batch.errors import InvalidPayload
 from celery_batch.serialization.arrays import array_parts, encoded_array, is_array, size_of
 from celery_batch.serialization.binary import aligned
 from celery_batch.serialization.decoding import decode_json
+from celery_batch.serialization.lists import with_parts
 from celery_batch.serialization.typed_json import StoredValue
 
 __all__ = ["PayloadReference", "Payloads", "put_back", "take_out"]
@@ -141,25 +142,14 @@ class Payloads:
 
 def take_out(value: Any, least: int, payloads: Payloads, *, takes_bytes: bool) -> Any:
     """Return a value with large arrays, and perhaps bytes, moved to `payloads`; itself if none."""
-    kind = type(value)
-    if kind in _SMALL:
-        return value
-    if kind is list or kind is tuple:
-        if _SMALL.issuperset(map(type, value)):
-            return value
-        found = [take_out(each, least, payloads, takes_bytes=takes_bytes) for each in value]
-        is_same = all(new is old for new, old in zip(found, value, strict=True))
-        return value if is_same else kind(found)
-    if kind is dict:
-        values = {
-            key: take_out(each, least, payloads, takes_bytes=takes_bytes)
-            for key, each in value.items()
-        }
-        return value if all(each is value[key] for key, each in values.items()) else values
-    if kind is bytes:
-        is_taken = takes_bytes and len(value) >= least and not payloads.is_full
-        return StoredValue(payloads.add(value), BYTES) if is_taken else value
-    return _without_array(value, least, payloads) if is_array(value) else value
+
+    def taken(part: Any) -> Any:
+        if type(part) is bytes:
+            is_taken = takes_bytes and len(part) >= least and not payloads.is_full
+            return StoredValue(payloads.add(part), BYTES) if is_taken else part
+        return _without_array(part, least, payloads) if is_array(part) else part
+
+    return with_parts(value, taken)
 
 
 def _without_array(value: Any, least: int, payloads: Payloads) -> Any:

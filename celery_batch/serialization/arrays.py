@@ -254,19 +254,6 @@ class EncodedArray:
         """Say how to get an array, which has more attributes."""
         raise AttributeError(name if name.startswith("__") else f"{name}: {self._way_out()}")
 
-    def __getitem__(self, _index: Any) -> Any:
-        """Say how to get an array, which has elements."""
-        raise TypeError(self._way_out())
-
-    def _calculate(self, other: Any) -> Any:
-        """Leave it to NumPy's arrays and numbers; else say how to get an array."""
-        if isinstance(other, (_NDArray, _NumPyScalar)):
-            return NotImplemented
-        raise TypeError(self._way_out())
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = _calculate
-    __truediv__ = __rtruediv__ = __lt__ = __le__ = __gt__ = __ge__ = _calculate
-
     def _way_out(self) -> str:
         if self.dtype.startswith("float8"):
             way = "import torch first"

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
+from operator import is_
 from typing import Any
 
-from celery_batch.serialization.arrays import PLAIN, EncodedArray, is_array
+from celery_batch.serialization.arrays import EncodedArray, is_array
 
-__all__ = ["array_as_list", "as_lists", "finite", "list_rows", "to_numpy"]
+__all__ = ["array_as_list", "as_lists", "finite", "list_rows", "to_numpy", "with_parts"]
+
+#: Types of which no part is changed.
+_SIMPLE = frozenset((str, int, float, bool, type(None)))
 
 #: Kinds of NumPy's dtypes whose elements JSON has: booleans, numbers and texts.
 _KINDS = frozenset("biufU")
@@ -33,21 +38,29 @@ def as_lists(value: Any) -> Any:
     Raises:
         TypeError: An array has complex numbers, times or bytes, which JSON has not.
     """
-    kind = type(value)
-    if kind in PLAIN:
-        return value
-    if kind is list or kind is tuple:
-        if PLAIN.issuperset(map(type, value)):
-            return value
-        lists = [as_lists(each) for each in value]
-        is_same = all(new is old for new, old in zip(lists, value, strict=True))
-        return value if is_same else kind(lists)
-    if kind is dict:
-        values = {key: as_lists(each) for key, each in value.items()}
-        return value if all(each is value[key] for key, each in values.items()) else values
+    return with_parts(value, _listed)
+
+
+def _listed(value: Any) -> Any:
     if is_array(value):
         return finite(array_as_list(value))
     return finite(value.item()) if _is_number(value) else value
+
+
+def with_parts(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a value with parts that are no numbers and texts changed; itself if none is."""
+    kind = type(value)
+    if kind in _SIMPLE:
+        return value
+    if kind is list or kind is tuple:
+        if _SIMPLE.issuperset(map(type, value)):
+            return value
+        found = [with_parts(each, change) for each in value]
+        return value if all(map(is_, found, value)) else kind(found)
+    if kind is dict:
+        values = {key: with_parts(each, change) for key, each in value.items()}
+        return value if all(map(is_, values.values(), value.values())) else values
+    return change(value)
 
 
 def list_rows(outputs: Any) -> Any:

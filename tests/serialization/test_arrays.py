@@ -415,12 +415,10 @@ def test_an_encoded_array_says_how_to_get_an_array(monkeypatch, kind, dtype, mis
         monkeypatch.setitem(sys.modules, "numpy", None)
     size = 4 if dtype == "<f4" else 2 if dtype == "bfloat16" else 1
     array = EncodedArray(kind, dtype, (2,), bytes(2 * size))
-    uses = [lambda: array[0], lambda: array + 1, lambda: 1 / array, lambda: array > 0]
+    with pytest.raises(AttributeError) as raised:
+        _ = array.mean
 
-    for use in (*uses, lambda: array.mean):
-        with pytest.raises((TypeError, AttributeError)) as raised:
-            use()
-        assert f"{array!r} is not decoded to an array: {way}" in str(raised.value)
+    assert f"{array!r} is not decoded to an array: {way}" in str(raised.value)
     assert not hasattr(array, "tolist")
 
 

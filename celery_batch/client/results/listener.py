@@ -35,7 +35,7 @@ from celery_batch.client.background import OnDemandThread
 from celery_batch.client.results.pending import PendingResults
 from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.compat.redis import log_no_pushes
-from celery_batch.compat.results import client_of, key_prefix
+from celery_batch.compat.results import key_prefix, quick_client
 from celery_batch.protocol import FACTS_ID, REPLY_CHANNEL, read_replies
 
 __all__ = [
@@ -92,13 +92,7 @@ class ResultReader:
 
     def client(self) -> Any:
         """Return a Redis client that fails soon and does not reconnect by itself."""
-        params = dict(self._backend.connparams, max_connections=None)
-        params["socket_timeout"] = min(params.get("socket_timeout") or TIMEOUT, TIMEOUT)
-        if "path" not in params and not params.get("socket_connect_timeout"):
-            params["socket_connect_timeout"] = TIMEOUT
-        client = client_of(self._backend, params)
-        client.set_retry(Retry(NoBackoff(), 0))
-        return client
+        return quick_client(self._backend, TIMEOUT, Retry(NoBackoff(), 0))
 
     def read(self, task_ids: list[str]) -> list[bytes]:
         """Return the stored value of each task, empty where there is none."""
