@@ -73,9 +73,6 @@ _ERROR_LENGTH = 200
 #: Rows at the beginning of which not all should fail.
 _FIRST = 100
 
-#: Names of rows that are remembered to find duplicates.
-_NAMES = 100_000
-
 
 class Notices:
     """Prints the first error of each kind, and what is unusual about the answers."""
@@ -84,8 +81,7 @@ class Notices:
         self._echo = echo
         self._seen = self._failed = 0
         self._kinds: set[str] = set()
-        self._names: set[str] = set()
-        self._has_duplicate = self._has_hinted = False
+        self._has_hinted = False
 
     def add(self, answers: Iterable[Answer]) -> None:
         """Look at answers, each once."""
@@ -94,8 +90,6 @@ class Notices:
             if answer.error:
                 self._failed += 1
                 self._show(answer)
-            if not (self._has_duplicate or len(self._names) == _NAMES):
-                self._compare_name(answer.row)
             if self._seen == self._failed == _FIRST:
                 self._echo(
                     f"The first {_FIRST} rows have all failed; Ctrl-C ends it, and --restart"
@@ -114,15 +108,6 @@ class Notices:
         if hint and self._failed == self._seen and not self._has_hinted:
             self._has_hinted = True
             self._echo(hint)
-
-    def _compare_name(self, row: Row) -> None:
-        if row.key in self._names:
-            self._has_duplicate = True
-            self._names.clear()
-            self._echo(
-                f"More than one row is named {row.key!r}; --key names them by another field."
-            )
-        self._names.add(row.key)
 
 
 class Job:

@@ -81,10 +81,3 @@ def test_a_hundred_failures_at_the_beginning_are_printed():
     assert 1 == sum(line.startswith(words) for line in said(rows, "ValueError: no"))
     some = said(rows, lambda row: "ValueError: no" if row.position else "")
     assert not any(line.startswith(words) for line in some)
-
-
-def test_names_that_come_twice_are_printed():
-    """Once, with the first such name."""
-    rows = [Row(n, name, ("text",)) for n, name in enumerate("abcbaa")]
-
-    assert ["More than one row is named 'b'; --key names them by another field."] == said(rows)
