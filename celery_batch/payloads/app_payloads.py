@@ -105,20 +105,22 @@ class AppPayloads(PerProcess):
         """Return why this process cannot read a payload of so many bytes; None if it can."""
         if self.store is None:
             return InvalidPayload(
-                "values are stored beside the message, and this worker has no store: set"
-                " batch_payload_store as where the call was made"
+                "values are stored beside it, and this process has no payload store: set"
+                " batch_payload_store as where they were stored"
             )
         if size > self.settings.most:
             return MessageTooLarge(
-                f"the values that are stored beside the message have {size} bytes, more than"
-                f" batch_max_payload_size"
+                f"the values that are stored beside it have {size} bytes, and"
+                f" batch_max_payload_size allows {self.settings.most} here"
             )
         return None
 
     def read(
         self, reference: PayloadReference, task_id: str, policy: Mapping[str, Any]
     ) -> list[memoryview]:
-        """Return the values beside a message or result; raise `InvalidPayload` if they are lost."""
+        """Return the values beside a message or result; raise why they cannot be read."""
+        if (why_not := self.why_unreadable(reference.total)) is not None:
+            raise why_not
         get = cast("PayloadStore", self.store).get
         what = [reference.key(task_id)], [reference.total]
         try:

@@ -177,9 +177,5 @@ def with_values(app: Any, request: Any, args: Any, kwargs: Any) -> tuple[Any, An
         reference = PayloadReference.from_header(request.get(PAYLOADS))
     except ValueError as error:
         raise InvalidPayload(str(error)) from error
-    payloads = AppPayloads.of(app)
-    why_not = payloads.why_unreadable(reference.total)
-    if why_not is not None:
-        raise why_not
-    parts = payloads.read(reference, request.id, app.backend.retry_policy)
+    parts = AppPayloads.of(app).read(reference, request.id, app.backend.retry_policy)
     return put_back(args, parts), put_back(kwargs, parts)

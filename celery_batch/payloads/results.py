@@ -84,7 +84,8 @@ def restored(backend: Any, meta: dict[str, Any]) -> dict[str, Any]:
     """Return a result's meta data with its stored parts in their places."""
     header = meta.pop(PAYLOADS)
     try:
-        parts = _read(backend, PayloadReference.from_header(header), meta)
+        reference, task_id = PayloadReference.from_header(header), str(meta["task_id"])
+        parts = AppPayloads.of(backend.app).read(reference, task_id, backend.retry_policy)
         for name in _LARGE:
             if name in meta:
                 meta[name] = put_back(meta[name], parts)
@@ -92,18 +93,6 @@ def restored(backend: Any, meta: dict[str, Any]) -> dict[str, Any]:
         text = f"the task has succeeded, and its result cannot be read: {error}"
         return {**meta, "status": states.FAILURE, "result": InvalidPayload(text)}
     return meta
-
-
-def _read(backend: Any, reference: PayloadReference, meta: Any) -> list[memoryview]:
-    payloads = AppPayloads.of(backend.app)
-    if payloads.store is None:
-        raise InvalidPayload("this process has no payload store: set batch_payload_store")
-    if reference.total > payloads.settings.most:
-        raise InvalidPayload(
-            f"it has {reference.total} bytes, and batch_max_payload_size allows"
-            f" {payloads.settings.most} here"
-        )
-    return payloads.read(reference, str(meta["task_id"]), backend.retry_policy)
 
 
 def release(backend: Any, task_id: str) -> None:

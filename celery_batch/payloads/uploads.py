@@ -30,6 +30,7 @@ class Upload(NamedTuple):
     data: Any
     seconds: float  # until it expires
     options: Mapping[str, Any]  # of the call
+    deadline: float = math.inf  # when its caller gives up, by the monotonic clock
 
     @property
     def retries(self) -> tuple[Any, Any]:
@@ -46,16 +47,13 @@ class Uploads:
         self._payloads: AppPayloads | None = None
         #: Bytes of those that wait.
         self.size = 0
-        #: When the last of their callers gives up, by the monotonic clock.
-        self._deadline = 0.0
         #: Why payloads are not stored, by the ids of the tasks whose messages cannot be sent.
         self.failed: dict[str, OperationalError] = {}
         #: The ids of tasks that a chord's body waits for.
         self._of_chords: set[str] = set()
         #: Why the app's store, which is away, is not asked again with these retries: each call
         #: would wait for it.
-        self._away: OperationalError | None = None
-        self._away_after: tuple[Any, Any] = None, None
+        self._away: tuple[tuple[Any, Any], OperationalError] | None = None
 
     def take(self, payloads: AppPayloads, upload: Upload, *, at_once: bool) -> bool:
         """Take a payload, or store it `at_once`; False if it is to travel in its message."""
@@ -68,9 +66,9 @@ class Uploads:
         if self._is_away([upload]):
             return True
         if payloads.is_allowed and size <= _LARGEST_COPY and not at_once:
-            self._waiting.append(upload._replace(data=bytes(upload.data)))
+            copied = upload._replace(data=bytes(upload.data), deadline=current_deadline())
+            self._waiting.append(copied)
             self.size += size
-            self._deadline = max(self._deadline, current_deadline())
             return True
         try:
             return is_stored(payloads, upload)
@@ -81,9 +79,9 @@ class Uploads:
     def flush(self) -> None:
         """Store all that wait, and note which of them are not stored."""
         waiting, self._waiting, self.size = self._waiting, [], 0
-        deadline, self._deadline = self._deadline, 0.0
         if not waiting or self._payloads is None or self._is_away(waiting):
             return
+        deadline = max(each.deadline for each in waiting)
         with waiting_until(deadline):
             failed = _put(self._payloads, waiting)
         errors = {each: _error_of_call(self._payloads, each) for each in failed.values()}
@@ -102,9 +100,9 @@ class Uploads:
 
     def _is_away(self, uploads: list[Upload]) -> bool:
         """Return whether the store is not asked for these, which have failed then."""
-        if self._away is None or self._away_after != uploads[0].retries:
+        if self._away is None or self._away[0] != uploads[0].retries:
             return False
-        self.failed.update(dict.fromkeys((each.task_id for each in uploads), self._away))
+        self.failed.update(dict.fromkeys((each.task_id for each in uploads), self._away[1]))
         return True
 
     def _note(
@@ -115,7 +113,7 @@ class Uploads:
         is_away = all(isinstance(error.__cause__, StoreAway) for error in failed.values())
         # Others' deadlines may be later, and do end.
         if is_away and len(failed) == len(tried) and deadline == math.inf:
-            self._away, self._away_after = failed[tried[0].key], tried[0].retries
+            self._away = tried[0].retries, failed[tried[0].key]
 
 
 def is_stored(payloads: AppPayloads, upload: Upload) -> bool:
