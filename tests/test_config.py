@@ -215,13 +215,6 @@ def test_batches_have_a_largest_size(app: Celery):
     assert most == policy_of(task(app, max_batch_size=most)).max_batch_size
 
 
-def test_the_python_that_limits_batches_is_named(app: Celery, monkeypatch: pytest.MonkeyPatch):
-    """The same size is right with another one."""
-    monkeypatch.setattr("celery_batch.config.LARGEST_BATCH", 200)
-    with pytest.raises(ConfigurationError, match=r"at most 200 on Python 3\.\d+\.\d+ \(3\.12\.10 "):
-        policy_of(task(app, max_batch_size=256))
-
-
 def test_django_s_settings_carry_its_namespace():
     """With a namespace each setting is written as Celery's own are."""
     app = django(

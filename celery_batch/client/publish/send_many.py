@@ -15,6 +15,7 @@ from celery_batch.client.publish.buffer import BulkWrite, call_in_bulk, canvas_b
 from celery_batch.client.publish.message import new_id
 from celery_batch.client.publish.publisher import Publisher
 from celery_batch.client.publish.series import NO_OPTIONS, CallSeries, expect_members
+from celery_batch.client.publish.templates import is_plain_celery
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.errors import BatchError, ConfigurationError
@@ -61,7 +62,8 @@ def apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[
     with publisher.limiter().admit_rows(task, options, rows) as admitted, _bulk(results) as bulk:
         series = SeriesSender(bulk, options)
         for args, kwargs in admitted:
-            result = series.send(task, args, kwargs)
+            # A generator of rows may connect a receiver of signals meanwhile.
+            result = series.send(task, args, kwargs) if is_plain_celery(task.app) else None
             if result is None:
                 result = call_in_bulk(
                     bulk, task, partial(task.apply_async, args, kwargs, **options)
