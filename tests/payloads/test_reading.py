@@ -58,7 +58,7 @@ def test_a_call_with_stored_values(app: Any):
     [
         (None, {}, InvalidPayload, "gone"),
         ("x", {}, InvalidPayload, "a nonce"),
-        (None, {"batch_payload_store": False}, InvalidPayload, "has no store"),
+        (None, {"batch_payload_store": False}, InvalidPayload, "has no payload store"),
         (None, {"batch_max_payload_size": 1000}, MessageTooLarge, "80000 bytes"),
     ],
     ids=["gone", "malformed", "no store", "too large"],
