@@ -216,6 +216,14 @@ class ClientMethods(Task):  # type: ignore[misc]
         options = readable_options(self, options)
         return await _client("publish.aio").aapply_many(self, rows, options)  # type: ignore[no-any-return]
 
+    def _apply_chunks(self, chunks: Iterable[Any], options: dict[str, Any]) -> list[Any]:
+        """Send chunks in one write, as a backfill does; see `publish.send_many`."""
+        return _client("publish.send_many").apply_chunks(self, chunks, options)  # type: ignore[no-any-return]
+
+    def _forget_many(self, results: Iterable[Any]) -> None:
+        """Forget results together, as a backfill does; see `celery_batch.client.results.result`."""
+        _client("results.result").forget_many(results)
+
     def is_served(self, queue: Any = None, *, timeout: float | None = 3.0) -> bool:
         """
         Return whether a worker takes calls of this task and has loaded its models.

@@ -14,8 +14,6 @@ from celery.backends.base import DisabledBackend
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch.backfill.window import Answer, Chunk
-from celery_batch.client.publish.send_many import apply_chunks
-from celery_batch.client.results.result import forget_many
 from celery_batch.cluster.control_client import ControlClient, impatient_connection
 from celery_batch.compat.deadline import waiting_until
 from celery_batch.compat.tasks import call_options
@@ -184,7 +182,7 @@ class Sender:
         columns = [self._task._as_called(chunk.columns) for chunk in chunks]
         if len(columns) == 1:
             return [self._task.apply_rows(*columns[0], **self._options)]
-        return list(apply_chunks(self._task, columns, self._options))
+        return list(self._task._apply_chunks(columns, self._options))
 
     def completed(
         self, timeout: float, may_wait: Callable[[], bool] = lambda: False
@@ -214,7 +212,7 @@ class Sender:
     def _forget(self, results: list[Any]) -> None:
         # Nothing else asks for them, and there may be millions.
         try:
-            forget_many(results)
+            self._task._forget_many(results)
         except Exception as error:  # noqa: BLE001 (they expire in the end)
             log.debug("Could not delete the results of %d messages: %s", len(results), error)
         results.clear()

@@ -12,7 +12,6 @@ from celery_batch.backfill import sender as senders
 from celery_batch.backfill.engine import Backfill
 from celery_batch.backfill.window import Chunk, Limits, Row
 from celery_batch.client.publish.send_many import PartlySent
-from celery_batch.client.results.result import forget_many
 from celery_batch.errors import QueueFull
 
 
@@ -42,12 +41,11 @@ class FakeResult:
 class Broker:
     """Stands for the way to a broker: writes down what is sent and forgotten together."""
 
-    def __init__(self, task, monkeypatch):
+    def __init__(self, task):
         self.writes, self.forgotten, self.results, self.errors = [], [], [], []
         task.apply_rows = lambda *columns, **_: self.send([columns])[0]
-        monkeypatch.setattr(senders, "apply_chunks", lambda _task, chunks, _: self.send(chunks))
-        forget = lambda results: self.forgotten.append(len(results))  # noqa: E731
-        monkeypatch.setattr(senders, "forget_many", forget)
+        task._apply_chunks = lambda chunks, _: self.send(chunks)
+        task._forget_many = lambda results: self.forgotten.append(len(results))
 
     def send(self, chunks):
         """Take some chunks in one write, or refuse them as the test says."""
@@ -73,13 +71,13 @@ def task():
     def double(number):
         return [2 * n for n in number]
 
-    return app.tasks[double.name]
+    return double
 
 
 @pytest.fixture
-def broker(task, monkeypatch):
+def broker(task):
     """Return the broker that stands for the task's."""
-    return Broker(task, monkeypatch)
+    return Broker(task)
 
 
 @pytest.fixture
@@ -220,7 +218,7 @@ def test_results_are_deleted_with_one_command(monkeypatch):
     for result in results[:2]:
         result.pending_result.is_ours, result.pending_result.value = True, b"{}"
 
-    forget_many(results)
+    double._forget_many(results)
 
     assert [(b"celery-task-meta-a", b"celery-task-meta-b")] == deleted
     assert ["c"] == forgotten
