@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -112,11 +113,12 @@ class SystemProcess:
 
 def cpu_of(process: psutil.Process) -> float:
     """Return the seconds of CPU a process has used, its ended children left out."""
+    # /proc counts in hundredths of a second.  The process's own clock, whose number the
+    # manual page of clock_getcpuclockid explains, counts in nanoseconds.
     try:
-        times = process.cpu_times()
-    except psutil.NoSuchProcess:
+        return time.clock_gettime((~process.pid << 3) | 2)
+    except OSError:  # it has ended
         return 0.0
-    return float(times.user + times.system)
 
 
 class Testbed:

@@ -31,7 +31,7 @@ _KEYS = (1, 10, 1_000, 10_000)
 _ITEMS, _RATE, _SECONDS = 8192, 150.0, 10.0
 
 #: Items of the short drains by which the CPU is compared, and seconds of them for each round.
-_SHORT, _SECONDS_A_ROUND = 1024, 10.0
+_SHORT, _SECONDS_A_ROUND = 512, 10.0
 
 #: The least number of comparisons of each backlog.
 _LEAST = 3
@@ -107,7 +107,7 @@ def _between(size: float, smaller: tuple[int, float], larger: tuple[int, float])
 def _configure(stack: Stack, size: int) -> None:
     words = ["bench.unkeyed"]
     stack.app.control.broadcast(
-        "batch_config", {"words": words, "max_batch_size": size}, reply=True
+        "batch_config", {"words": words, "max_batch_size": size}, reply=True, limit=1
     )
 
 
