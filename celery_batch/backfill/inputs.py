@@ -44,6 +44,9 @@ _OTHER_ENCODINGS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 #: The name that means standard input.
 _STDIN = "-"
 
+#: The formats that standard input may have.
+_PIPED = ("jsonl", "csv")
+
 #: Largest file whose lines are counted: it takes a moment.
 _COUNTED_BYTES = 1 << 30
 
@@ -91,10 +94,10 @@ class Input:
             )
         with path.open("rb") as file:
             if file.read(len(_GZIP)) == _GZIP:
-                raise BackfillError(
-                    f"{path}: is compressed with gzip; unpack it first, or give it with"
-                    f" gzip -dc {path} | celery ... --input -"
-                )
+                kind = SUFFIXES.get(Path(path.stem).suffix.lower(), self.kind)
+                pipe = f"gzip -dc {path} | celery ... --input - --format {kind}"
+                also = f", or give it with {pipe}" if kind in _PIPED else ""
+                raise BackfillError(f"{path}: is compressed with gzip; unpack it first{also}")
 
     @property
     def identity(self) -> str:

@@ -133,7 +133,9 @@ class BatchReport:
             if outcome != RequestEnd.SUCCEEDED
         )
         what = f"{self.task}: batch of {size} ({self.reason})"
-        return f"{what}{self._cost_text()}{self._times_text()}{end}{counts}"
+        hits = self.work.reuse.hits
+        cached = f", {hits} from the cache" if hits else ""
+        return f"{what}{cached}{self._cost_text()}{self._times_text()}{end}{counts}"
 
     def _cost_text(self) -> str:
         cost, room = self.work.padded_cost, self.work.calls * self.most_cost

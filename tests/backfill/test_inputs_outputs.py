@@ -166,9 +166,11 @@ def test_a_record_that_cannot_be_read_costs_one_record(tmp_path, name, text, fou
         ("in.jsonl", '{"a": 1}'.encode("utf-16"), "is UTF-16"),
         ("in.csv", "a,b".encode("utf-16"), "is UTF-16"),
         ("in.jsonl", gzip.compress(b"{}"), "is compressed with gzip; unpack it first"),
-        ("in.jsonl.gz", gzip.compress(b"{}"), r"in.jsonl.gz \| celery ... --input -"),
+        ("in.jsonl.gz", gzip.compress(b"{}"), r"in.jsonl.gz \| celery ... --input - --format j"),
+        ("in.csv.gz", gzip.compress(b"a\n"), r"in.csv.gz \| celery ... --input - --format csv$"),
+        ("in.npy.gz", gzip.compress(b"a\n"), "is compressed with gzip; unpack it first$"),
     ],
-    ids=["quote", "names", "parquet", "wide json", "wide csv", "gzip", "gzip by name"],
+    ids=["quote", "names", "parquet", "wide json", "wide csv", "gzip", "json", "csv", "npy"],
 )
 def test_what_cannot_be_read_at_all_is_named(tmp_path, name, content, words):
     """The error says which file and what is wrong; nothing is guessed."""

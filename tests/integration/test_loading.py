@@ -265,6 +265,23 @@ def test_failing_replacement_stops_the_worker(shop: Shop, tmp_path):
     assert "could not load its models" in worker.log
 
 
+def test_a_process_that_loads_while_its_worker_ends_warns_of_nothing(shop: Shop, tmp_path):
+    """The worker has removed the folder of their sockets by then."""
+    worker = shop.worker(*COUNTER, "-c", "1", SHOP_CLERK_SLOW=str(tmp_path / "slow"))
+    (pid,) = {fact["pid"] for fact in shop.recall("load")}
+    (tmp_path / "slow").touch()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(
+        lambda: "" if len(shop.recall("load")) == 2 else "no replacement loads",
+        [worker.child],
+        what="shop",
+        timeout=60,
+    )
+    worker.stop()
+
+    assert "cannot receive batch_reload" not in worker.log
+
+
 def test_without_its_folder_a_worker_serves_and_a_reload_says_what_to_do(shop: Shop):
     """A cleaner of temporary files may remove it: new processes warn, and a reload fails."""
     with TemporaryDirectory() as folder:

@@ -281,6 +281,8 @@ class Clerk(Model):
             visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
             pipes=os.environ.get("CUDA_MPS_PIPE_DIRECTORY"),
         )
+        if Path(os.environ.get("SHOP_CLERK_SLOW", "/nonexistent")).exists():
+            time.sleep(3)
         if Path(os.environ.get("SHOP_CLERK_FLAG", "/nonexistent")).exists():
             raise OSError("the device is gone")
         match os.environ.get("SHOP_CLERK"):

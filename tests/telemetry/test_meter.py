@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from celery_batch.telemetry.histogram import Histogram
 from celery_batch.telemetry.meter import DeviceIdle, Meter, Tally
-from celery_batch.telemetry.report import BatchReport, End, RequestEnd, Work
+from celery_batch.telemetry.report import BatchReport, End, RequestEnd, Reuse, Work
 
 SECONDS = st.floats(min_value=0, max_value=20, allow_nan=False)
 
@@ -211,6 +211,15 @@ def test_report_names_the_cost(calls: int, most: float, text: str):
 
     assert f"batch of 2 (idle), cost {text}, waited 0.020 s" in str(costly)
     assert 1980.0 == costly.facts()["cost"]
+
+
+def test_report_names_what_the_cache_had():
+    """Where that was all, no model ran."""
+    some = report(work=Work(1, 0.0, 0.5, 0.5, reuse=Reuse(hits=1, misses=1)))
+    each = report(waits=[], work=Work(reuse=Reuse(hits=2)), taken=(1, 1.25))
+
+    assert "batch of 2 (idle), 1 from the cache, waited 0.020 s, model 0.500 s" in str(some)
+    assert "batch of 2 (idle), 2 from the cache, 0.250 s in its process" in str(each)
 
 
 def test_report_of_chunks_counts_rows_and_requests():

@@ -201,6 +201,8 @@ def load_in_pool_process() -> None:
         return
     app, index = app_or_default(), current_process_index(base=0)  # a proxy is per thread
     load = partial(load_models, app, plan.tasks, index=index, processes=plan.processes)
+    folder = Path(plan.socket).parent
+    is_removed = not folder.exists()
     try:
         if plan.tasks:
             load()
@@ -219,13 +221,12 @@ def load_in_pool_process() -> None:
     try:
         _listen(app, plan.socket)
     except FileNotFoundError:
-        folder = Path(plan.socket).parent
-        logger.warning(
-            "This process cannot receive batch_reload: the folder %s was removed. Unless the worker"
-            " ends, have no cleaner remove it, or set TMPDIR to another folder, and restart the"
-            " worker",
-            folder,
-        )
+        if is_removed:  # else the worker has ended meanwhile, and removed it
+            logger.warning(
+                "This process cannot receive batch_reload: the folder %s was removed. Have no"
+                " cleaner remove it, or set TMPDIR to another folder, and restart the worker",
+                folder,
+            )
         return
     _report(plan, None)
 
