@@ -7,6 +7,7 @@ from functools import cache
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
+from amqp.exceptions import AccessRefused, NotAllowed
 from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
 from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
@@ -25,7 +26,15 @@ from celery_batch.errors import (
     raised_as,
 )
 
-__all__ = ["ERRORS", "BackendUnreachable", "HttpError", "TaskFailed", "http_error", "task_error"]
+__all__ = [
+    "ERRORS",
+    "LOGIN_REFUSED",
+    "BackendUnreachable",
+    "HttpError",
+    "TaskFailed",
+    "http_error",
+    "task_error",
+]
 
 #: Characters of a message; some errors repeat their whole input.
 _LONGEST = 500
@@ -144,7 +153,10 @@ _EXPIRED = (504, "DeadlineExceeded", "No worker took the task in time.")
 _REVOKED = (503, "TaskRevoked", "The task was revoked before it ran.")
 _NO_BACKEND = (503, "BackendUnreachable", "The result backend cannot be reached.")
 
-#: Exceptions of Celery, billiard and kombu by their classes.
+#: What py-amqp raises where RabbitMQ takes no user with this password, or has no such host.
+LOGIN_REFUSED = (AccessRefused, NotAllowed)
+
+#: Exceptions of Celery, billiard, kombu and py-amqp by their classes.
 _CELERYS: tuple[tuple[tuple[type[Exception], ...], tuple[int, str, str]], ...] = (
     (
         (SoftTimeLimitExceeded, TimeLimitExceeded),
@@ -152,7 +164,10 @@ _CELERYS: tuple[tuple[tuple[type[Exception], ...], tuple[int, str, str]], ...] =
     ),
     ((WorkerLostError,), (503, "WorkerLost", "The worker process ended while it ran the task.")),
     ((CeleryTimeoutError,), (504, "DeadlineExceeded", "There was no answer in time.")),
-    ((OperationalError,), (503, "BrokerUnreachable", "The broker cannot be reached.")),
+    (
+        (OperationalError, *LOGIN_REFUSED),
+        (503, "BrokerUnreachable", "The broker cannot be reached."),
+    ),
     ((RedisConnectionError, RedisTimeoutError), _NO_BACKEND),
     ((EncodeError,), (422, "EncodeError", "An input cannot be encoded for the task.")),
 )

@@ -58,7 +58,7 @@ from celery_batch.errors import (
 from celery_batch.formatting import with_article
 from celery_batch.payloads.store import StoreError
 from celery_batch.serialization.encode_errors import explained_items
-from celery_batch.web.errors import BackendUnreachable, TaskFailed, task_error
+from celery_batch.web.errors import LOGIN_REFUSED, BackendUnreachable, TaskFailed, task_error
 
 __all__ = ["apredict", "predict"]
 
@@ -72,7 +72,7 @@ _OWN = ("timeout", "on_timeout", "expires", "return_exceptions")
 #: Of these, or of what has caused them, those that say that there is no connection.
 _DISCONNECTED = (
     *(RedisConnectionError, RedisTimeoutError, ConnectionError, TimeoutError),
-    socket.gaierror,
+    *(socket.gaierror, *LOGIN_REFUSED),
 )
 
 #: What Celery, kombu and redis-py raise where a server is away.

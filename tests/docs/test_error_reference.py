@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import amqp.exceptions
 import celery.exceptions
 import kombu.exceptions
 
@@ -25,7 +26,11 @@ def _of_ours() -> dict[str, type[errors.BatchError]]:
 
 
 def _of_celery() -> dict[str, type[Exception]]:
-    celery_errors = {**vars(kombu.exceptions), **vars(celery.exceptions)}
+    celery_errors = {
+        **vars(amqp.exceptions),
+        **vars(kombu.exceptions),
+        **vars(celery.exceptions),
+    }
     return {name: celery_errors[name] for name, _ in STATUSES if name not in _of_ours()}
 
 

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import psutil
 import pytest
+from amqp.exceptions import AccessRefused, NotAllowed
 from celery import Celery
 from kombu.exceptions import EncodeError, OperationalError
 
@@ -27,6 +28,7 @@ from celery_batch.web.prepare import prepare
 from tests.conftest import need
 from tests.services.place import Place, eventually
 from tests.services.ports import quiet_port
+from tests.services.rabbitmq import RabbitMQServer
 from tests.services.shop import Shop
 
 #: Seconds that a request has where time is not the matter.
@@ -405,6 +407,37 @@ def test_a_broker_that_hangs_is_told_in_time(
         took = time.monotonic() - began
 
     assert took < 2.5
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("user", "error"), [("guest:wrong", AccessRefused), ("guest:guest", NotAllowed)]
+)
+def test_a_broker_that_refuses_the_login(
+    ask: Callable[..., Any],
+    rabbitmq_server: RabbitMQServer,
+    broker: str,
+    caplog: pytest.LogCaptureFixture,
+    count: int,
+    user: str,
+    error: type[Exception],
+):
+    """A wrong user or virtual host is an error of the service; the log names the broker."""
+    url = f"amqp://{user}@127.0.0.1:{rabbitmq_server.port}/elsewhere"
+    with Celery("refused", broker=url, backend=broker) as app:
+        prepare(app)
+
+        @app.task(base=BatchTask)
+        def double(numbers: list[int]) -> list[int]:
+            return numbers
+
+        with pytest.raises(BrokerUnreachable, match=r"The broker has not accepted the calls: "):
+            ask(double, range(count), timeout=AMPLE)
+        with pytest.raises(error) as plain:
+            double.delay(1)
+
+    assert 503 == http_error(plain.value).status
+    assert "/elsewhere, result backend" in caplog.text
 
 
 @pytest.mark.parametrize(
