@@ -71,10 +71,12 @@ class Row:
     def install(self) -> None:
         """Make its environment, or bring that up to date."""
         folder = BUILD / self.name
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        # A pip of its own would take longer to install than all that the row has.
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
         wanted = [f"{package}=={version}" for package, version in self.pins.items()]
-        pip = [self.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, "--no-deps", *wanted], check=True)
+        pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+        install = ["install", "--no-compile", "--no-deps", *wanted]
+        subprocess.run([*pip, "--python", self.python, *install], check=True)
         # What the row does not have itself is found behind it.
         (site,) = folder.glob("lib/python*/site-packages")
         others = sysconfig.get_paths()["purelib"]
