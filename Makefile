@@ -1,4 +1,4 @@
-.PHONY: help demo up docs links test test-oldest test-thorough coverage faults compat backfill-kills fuzz check check-types check-rest lock bench bench-seeds bench-web pictures tables format clean
+.PHONY: help demo up docs links test test-oldest test-thorough coverage faults compat backfill-kills fuzz check check-types check-docs check-rest lock bench bench-seeds bench-web pictures tables format clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -71,11 +71,11 @@ coverage: $(STAMP) ## Branch coverage with all that tests start, pool processes 
 	@COVERAGE_FILE='$(GATHERED)/data' $(BIN)/python -m coverage combine --quiet $(RCFILE)
 	@COVERAGE_FILE='$(GATHERED)/data' $(BIN)/python -m coverage report $(RCFILE) --skip-covered
 
-# Of two processors the types take one as long as all else takes the other.  An outer make's -j holds.
+# Each of the three leaves a processor to the others at times.  An outer make's -j holds.
 check: $(STAMP) ## Lint, types, import rules and cycles, sizes, lock, the site, documented examples
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j 2) $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) check-types check-rest
+	@$(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j 3) $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) check-types check-docs check-rest
 
 # Reading all tests compiles them and what they import once, where each process of `make test` would.
 check-types: $(STAMP)
@@ -83,15 +83,17 @@ check-types: $(STAMP)
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -qq --collect-only tests >build/collected || { cat build/collected; exit 1; }
 
+check-docs: $(STAMP)
+	@$(BIN)/python -m sphinx -b html -n -W -q docs build/docs
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder tests/docs
+
 check-rest: $(STAMP)
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/interrogate -q tests || { $(BIN)/interrogate -vv tests | grep MISSED; exit 1; }
 	@$(BIN)/python tests/house.py
 	@$(BIN)/python tests/lock.py
 	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	@$(BIN)/python -m sphinx -b html -n -W -q docs build/docs
 	@COVERAGE_FILE=.coverage.batching $(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/batching --hypothesis-profile=many-examples --cov=celery_batch.batching --cov-report=term-missing:skip-covered --cov-fail-under=100
-	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/docs
 
 bench: $(STAMP) ## Measure ours and the peers, and renew the figures of README and docs (CASE="cost noop" for some)
 	@$(BIN)/python -m bench --write $(if $(JSON),--json $(JSON)) $(CASE)

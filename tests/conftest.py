@@ -44,6 +44,13 @@ _APART = (ROOT / "tests/docs/test_examples.py",)
 _RABBITMQS = 2
 
 #: What takes longest starts first; otherwise one process still runs it when all others have ended.
+_LONGEST_GROUPS = (
+    *(f"rabbitmq-{number}" for number in range(_RABBITMQS)),
+    "test_backfill_command",
+    "examples-torch",
+)
+
+#: The same by folder and file, for all other groups.
 _LONGEST_FIRST = (
     "tests/faults/test_faults.py",
     "tests/integration/features",
@@ -56,6 +63,10 @@ _LONGEST_FIRST = (
     "tests/examples",
     "tests/cli",
     "tests/client",
+    "tests/package",
+    "tests/workers",
+    "tests/test_house.py",
+    "tests/docs/test_examples.py",
 )
 
 # Neither drawing an example nor running it is quick on a machine that does other things, too.
@@ -155,12 +166,15 @@ def pytest_collection_finish() -> None:
 
 
 def _rank(item: pytest.Item) -> int:
-    return _rank_of(item.path)
+    """Return the place of a test in the order of those that take longest."""
+    group = item.get_closest_marker("xdist_group")
+    if group and group.args[0] in _LONGEST_GROUPS:
+        return _LONGEST_GROUPS.index(group.args[0])
+    return len(_LONGEST_GROUPS) + _rank_of(item.path)
 
 
 @cache
 def _rank_of(file: Path) -> int:
-    """Return the place of a file in the order of those that take longest."""
     path = file.relative_to(ROOT)
     ranks = (i for i, start in enumerate(_LONGEST_FIRST) if path.is_relative_to(start))
     return next(ranks, len(_LONGEST_FIRST))
@@ -179,7 +193,8 @@ def _group(item: pytest.Item) -> str:
     if item.path in _APART:
         return item.name
     if _needs_rabbitmq(item):
-        return f"rabbitmq-{crc32(stem.encode()) % _RABBITMQS}"
+        # The lengths of names, like all else of them, say nothing of what a file's tests take.
+        return f"rabbitmq-{len(stem) % _RABBITMQS}"
     folder = _folder_of(item.path)
     return f"{folder}-{_servers(item.name, stem)}" if folder else stem
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -223,10 +222,10 @@ def _programs(words: Sequence[ast.expr]) -> Iterator[ast.expr]:
             yield program
 
 
-def cyclic_groups(arrows: Iterable[tuple[str, str]]) -> list[list[str]]:
+def cyclic_groups(arrows: Collection[tuple[str, str]]) -> list[list[str]]:
     """Return each set of modules that all reach each other."""
-    arrows = list(arrows)
-    after = {module: _reached(module, arrows) for arrow in arrows for module in arrow}
+    imported = _by_importer(arrows)
+    after = {module: _reached(module, imported) for arrow in arrows for module in arrow}
     groups = {
         tuple(sorted(other for other in reached if module in after[other]))
         for module, reached in after.items()
@@ -235,22 +234,26 @@ def cyclic_groups(arrows: Iterable[tuple[str, str]]) -> list[list[str]]:
     return [list(group) for group in sorted(groups)]
 
 
-def _reached(start: str, arrows: Iterable[tuple[str, str]]) -> set[str]:
-    """Return the modules that `start` imports, at first or at second hand; itself in a cycle."""
-    imported = defaultdict(list)
+def _by_importer(arrows: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    imported: dict[str, list[str]] = {}
     for importer, module in arrows:
-        imported[importer].append(module)
+        imported.setdefault(importer, []).append(module)
+    return imported
+
+
+def _reached(start: str, imported: Mapping[str, list[str]]) -> set[str]:
+    """Return the modules that `start` imports, at first or at second hand; itself in a cycle."""
     found: set[str] = set()
     waiting = [start]
     while waiting:
-        new = [module for module in imported[waiting.pop()] if module not in found]
+        new = [module for module in imported.get(waiting.pop(), ()) if module not in found]
         found.update(new)
         waiting += new
     return found
 
 
 def _reaches(start: str, end: str, arrows: Iterable[tuple[str, str]]) -> bool:
-    return end in _reached(start, arrows)
+    return end in _reached(start, _by_importer(arrows))
 
 
 def _shortest_cycle(group: list[str], arrows: Iterable[tuple[str, str]]) -> list[str]:
