@@ -11,7 +11,7 @@ worker than a command that runs in one needs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -122,11 +122,11 @@ def batch_config(
 ) -> dict[str, Any]:
     """Show or change when a task's batches leave; "default" restores the task's own options."""
     usage = "batch_config <task> max_batch_size=32 max_wait=0.02"
-    names, named = _parse(words, task)
     default = runtime_config.DEFAULT
-    name = _only_task(names, {default}, usage)
-    defaults = dict.fromkeys(runtime_config.options(name), default) if default in names[1:] else {}
-    return runtime_config.configure(name, {**defaults, **named, **values})
+    name, values = _one_task(words, task, values, usage, flags={default})
+    if values.pop(default, False):
+        values = {**dict.fromkeys(runtime_config.options(name), default), **values}
+    return runtime_config.configure(name, values)
 
 
 @_control_command("<task> [seconds=SECONDS]")
@@ -139,12 +139,8 @@ def batch_trace(
 ) -> dict[str, Any]:
     """Return arrivals and costs of a task's requests; record what comes."""
     usage = "batch_trace <task> [seconds=SECONDS]"
-    names, named = _parse(words, task)
-    name = _only_task(names, set(), usage)
-    options = {"seconds": 60, **named, **how}
-    for option in options.keys() - {"seconds"}:
-        raise _not_understood(option, usage)
-    return runtime_config.trace(name, options["seconds"], seen)
+    name, options = _one_task(words, task, how, usage, options={"seconds"})
+    return runtime_config.trace(name, options.get("seconds", 60), seen)
 
 
 @_control_command("<task> [task2 [... [taskN]]]")
@@ -180,12 +176,8 @@ def batch_reload(
 ) -> Future[dict[str, Any]]:
     """Reload a task's model without losing a request; in_place where memory holds only one."""
     usage = "batch_reload <task> [in_place] [wait=SECONDS]"
-    names, named = _parse(words, task)
-    name = _only_task(names, {"in_place"}, usage)
-    options = {**dict.fromkeys(names[1:], True), **named, **how}
-    for option in options:
-        if option not in {"in_place", "wait"}:
-            raise _not_understood(option, usage)
+    flags, known = {"in_place"}, {"in_place", "wait"}
+    name, options = _one_task(words, task, how, usage, flags=flags, options=known)
     return runtime_config.reload(name, **options)
 
 
@@ -203,13 +195,25 @@ def _only_names(words: Sequence[str], task: str, usage: str) -> list[str]:
     return names
 
 
-def _only_task(names: list[str], others: set[str], usage: str) -> str:
+def _one_task(
+    words: Sequence[str],
+    task: str,
+    given: Mapping[str, Any],
+    usage: str,
+    *,
+    flags: Collection[str] = (),  # words that are no values: True
+    options: Collection[str] | None = None,  # None for any
+) -> tuple[str, dict[str, Any]]:
+    """Return the only task that is named, and all values by name."""
+    names, named = _parse(words, task)
     if not names:
         raise ConfigurationError(f"no task is named; write: {usage}")
-    for name in names[1:]:
-        if name not in others:
-            raise _not_understood(name, usage)
-    return names[0]
+    values = {**dict.fromkeys(names[1:], True), **named, **given}
+    unknown = [name for name in names[1:] if name not in flags]
+    unknown += [name for name in values if options is not None and name not in options]
+    for word in unknown:
+        raise _not_understood(word, usage)
+    return names[0], values
 
 
 def _not_understood(word: str, usage: str) -> ConfigurationError:

@@ -31,6 +31,7 @@ from celery_batch.worker.dispatch.follow_up import (
     after_answer,
     after_failure,
     error_info,
+    unwrapped,
 )
 from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor.executor import run_batch
@@ -295,7 +296,7 @@ class BatchJob:
         self._end(after_failure(self.task, requests, einfo, began=began, was_alone=False))
 
     def _on_failure(self, einfo: Any, **_: Any) -> None:
-        requests, self.error = self._close(), einfo.exception
+        requests, self.error = self._close(), unwrapped(einfo)
         follow_up = after_failure(
             self.task,
             requests,

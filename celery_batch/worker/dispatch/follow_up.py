@@ -14,31 +14,34 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
+from celery.exceptions import Ignore, Reject, Retry
 from celery.worker import state
 from kombu.exceptions import EncodeError
 
 from celery_batch.compat.celery import context_of
 from celery_batch.config import max_worker_losses
 from celery_batch.errors import PoisonItem
-from celery_batch.telemetry.report import NO_WORK, Work
+from celery_batch.telemetry.report import NO_WORK, RequestEnd, Work
 
 __all__ = [
+    "DONE",
     "LASTING_ERRORS",
     "BatchEnd",
     "FollowUp",
     "HandlerCall",
+    "ItemEnd",
     "Refused",
-    "TraceResult",
     "Unanswered",
     "after_answer",
     "after_failure",
     "deadline_passed",
     "error_info",
     "not_run",
+    "unwrapped",
 ]
 
 logger = logging.getLogger(__name__)
@@ -50,9 +53,6 @@ _GRACE, _LOADS = 4.0, 3.0
 
 #: Errors of a value that cannot be stored, now or later.
 LASTING_ERRORS = (EncodeError, TypeError, ValueError)
-
-#: What Celery's request handler expects of a finished task: failed, result or error, runtime.
-TraceResult = tuple[int, Any, float]
 
 
 class Unanswered(Enum):
@@ -75,14 +75,20 @@ class Refused:
     reason: str
 
 
+#: How a request has ended in the pool process.  What Celery's handler expects of a finished task:
+#: failed, result or error, runtime; the error of one whose failure is still to be stored; None for
+#: one that has no answer and is to run again.
+ItemEnd: TypeAlias = tuple[int, Any, float] | ExceptionInfo | Refused | None
+
+#: Of a request for which nothing is left to do.
+DONE: ItemEnd = (0, None, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class BatchEnd:
     """What a pool process returns for a batch."""
 
-    #: For each request what Celery's tracer returned, in order; the error of one whose failure is
-    #: still to be stored; `Refused` for a malformed one; None for one that has no answer and is to
-    #: run again.
-    results: list[TraceResult | ExceptionInfo | Refused | None]
+    results: list[ItemEnd]  # of its requests, in order
     work: Work = NO_WORK  # what the model did for it
     #: Most items, or the highest cost, that fit into memory; None until it ran out.
     safe_size: float | None = None
@@ -154,33 +160,65 @@ class FollowUp:
     succeeded: list[Any] = field(default_factory=list)  # requests whose success is routine
     #: Requests with malformed bodies, and what is wrong with them.
     refused: list[tuple[Any, str]] = field(default_factory=list)
+    #: The outcomes of requests that are not the usual ones: success, or failure without an answer.
+    outcomes: dict[Any, RequestEnd] = field(default_factory=dict)
+    #: Whether a request was to run and has no answer; an expired one was not to run.
+    has_unanswered: bool = False
+
+    def call(self, outcome: RequestEnd, request: Any, handler: Any, *arguments: Any) -> None:
+        """Add a call of a handler of a request with this outcome."""
+        self.outcomes[request] = outcome
+        self.handler_calls.append(HandlerCall(request, handler, arguments))
+
+    def repeat(self, request: Any) -> None:
+        """Add a request that is to run again."""
+        self.outcomes[request] = RequestEnd.AGAIN
+        self.run_again.append(request)
 
 
 def after_answer(requests: Sequence[Any], end: BatchEnd, *, began: float) -> FollowUp:
     """Return what follows when the pool process has answered."""
     follow_up = FollowUp()
-    notify = follow_up.handler_calls.append
     for request, result in zip(requests, end.results, strict=True):
-        if isinstance(result, Refused):
+        if result is None:
+            _after_no_answer(request, end, follow_up, began)
+        elif isinstance(result, Refused):
+            follow_up.outcomes[request] = RequestEnd.REJECTED
             follow_up.refused.append((request, result.reason))
         elif isinstance(result, ExceptionInfo):
-            notify(HandlerCall(request, request.on_failure, (result,)))
-        elif result is not None and not result[0] and request.is_routine:
+            follow_up.call(RequestEnd.FAILED, request, request.on_failure, result)
+        elif result[0]:
+            follow_up.call(_outcome_of(result[1]), request, request.on_success, result)
+        elif request.is_routine:
             follow_up.succeeded.append(request)
-        elif result is not None:
-            notify(HandlerCall(request, request.on_success, (result,)))
-        elif request.has_expired or request.is_done:
-            notify(HandlerCall(request, request.revoked, ()))
-        elif end.unanswered not in _HARMLESS and not request.task.acks_late:
-            follow_up.handler_calls += not_run(request, _explain(end))
         else:
-            request.is_suspect = end.unanswered is Unanswered.INTERRUPTED
-            request.waits_anew = end.unanswered is Unanswered.NOT_READ
-            if request.is_suspect:
-                soft_limit = request.time_limits[1] or request.task.soft_time_limit or None
-                _set_deadline(request, soft_limit, began)
-            follow_up.run_again.append(request)
+            follow_up.call(RequestEnd.SUCCEEDED, request, request.on_success, result)
     return follow_up
+
+
+def _outcome_of(einfo: Any) -> RequestEnd:
+    """Return what became of a request whose tracer has stored an error."""
+    error = unwrapped(einfo)
+    if isinstance(error, Retry):
+        return RequestEnd.RETRIED
+    return RequestEnd.REJECTED if isinstance(error, (Ignore, Reject)) else RequestEnd.FAILED
+
+
+def _after_no_answer(request: Any, end: BatchEnd, follow_up: FollowUp, began: float) -> None:
+    if request.has_expired or request.is_done:
+        follow_up.call(RequestEnd.EXPIRED, request, request.revoked)
+        return
+    follow_up.has_unanswered = True
+    if end.unanswered not in _HARMLESS and not request.task.acks_late:
+        follow_up.outcomes[request] = RequestEnd.FAILED
+        follow_up.handler_calls += not_run(request, _explain(end))
+        return
+    request.is_suspect = end.unanswered is Unanswered.INTERRUPTED
+    request.waits_anew = end.unanswered is Unanswered.NOT_READ
+    if request.is_suspect:
+        soft_limit = request.time_limits[1] or request.task.soft_time_limit or None
+        _set_deadline(request, soft_limit, began)
+    follow_up.repeat(request)
 
 
 def _explain(end: BatchEnd) -> str:
@@ -199,7 +237,7 @@ def after_failure(
     load_seconds: float = 0.0,  # for which a process that replaces another loads its models
 ) -> FollowUp:
     """Return what follows when the pool reports an error instead of an answer."""
-    error = _unwrap(einfo)
+    error = unwrapped(einfo)
     if not isinstance(error, Exception):  # an exit, a cancellation, a panic: Celery stores no such
         error = WorkerLostError(repr(error))
         einfo = error_info(error)
@@ -230,22 +268,22 @@ def _after_loss(
     task: Any, request: Any, einfo: Any, follow_up: FollowUp, *, was_alone: bool
 ) -> None:
     if request.is_cancelled:
+        follow_up.outcomes[request] = RequestEnd.AGAIN
         return  # Celery has stopped it, and its message goes back
     if request.is_done or request.has_succeeded:
-        follow_up.handler_calls.append(HandlerCall(request, request.on_failure, (einfo,)))
+        follow_up.call(RequestEnd.FAILED, request, request.on_failure, einfo)
         return
     request.losses += 1  # which makes it a suspect
     if not was_alone or request.losses < max_worker_losses(task):
-        follow_up.run_again.append(request)
+        follow_up.repeat(request)
         return
     error = PoisonItem(
         f"{request.name}[{request.id}]: took down the process that ran it {request.losses} times;"
-        f" the last time: {_unwrap(einfo)}"
+        f" the last time: {unwrapped(einfo)}"
     )
     logger.error("%s", error)
     follow_up.poison.append((request, error))
-    call = HandlerCall(request, request.on_failure, (error_info(error),))
-    follow_up.handler_calls.append(call)
+    follow_up.call(RequestEnd.FAILED, request, request.on_failure, error_info(error))
 
 
 def _after_time_limit(
@@ -259,16 +297,16 @@ def _after_time_limit(
     follow_up = FollowUp()
     for request in requests:
         if request.is_done or request.has_succeeded:
-            follow_up.handler_calls.append(HandlerCall(request, request.on_failure, (einfo,)))
+            follow_up.call(RequestEnd.FAILED, request, request.on_failure, einfo)
         else:
             request.is_suspect = True
             _set_deadline(request, error.args[0], began + _LOADS * load_seconds)
-            follow_up.run_again.append(request)
+            follow_up.repeat(request)
     return follow_up
 
 
 def _fail_all(requests: Iterable[Any], einfo: Any) -> list[HandlerCall]:
-    error = _unwrap(einfo)
+    error = unwrapped(einfo)
     limit = error.args[0] if isinstance(error, TimeLimitExceeded) and error.args else None
     return [HandlerCall(request, partial(_fail, request, limit), (einfo,)) for request in requests]
 
@@ -285,6 +323,7 @@ def _set_deadline(request: Any, limit: float | None, began: float) -> None:
         request.limit, request.deadline = limit, began + 2 * limit + _GRACE
 
 
-def _unwrap(einfo: Any) -> Any:
-    error = einfo.exception
+def unwrapped(einfo: Any) -> Any:
+    """Return the error itself, which the solo and threads pools wrap."""
+    error = getattr(einfo, "exception", None)
     return getattr(error, "exc", error)

@@ -50,9 +50,10 @@ from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.telemetry.report import NO_WORK, Work
 from celery_batch.worker.dispatch.follow_up import (
+    DONE,
     BatchEnd,
+    ItemEnd,
     Refused,
-    TraceResult,
     Unanswered,
     error_info,
 )
@@ -136,7 +137,7 @@ class _BatchTrace:
         self._run_model = run_model
         self._accept = prepare_accept_content(task.app.conf.accept_content)
         #: The result of each request for Celery's worker.
-        self._results: list[TraceResult | ExceptionInfo | Refused | None] = [None] * len(payload)
+        self._results: list[ItemEnd] = [None] * len(payload)
         #: Of the requests whose stored values cannot be had, by index: why.
         self._unreadable: dict[int, Exception | Instead] = {}
         #: The rows of the items to run, and the model's outcomes, by the items' indexes.
@@ -211,13 +212,11 @@ class _BatchTrace:
     def _fail_unreadable(self) -> None:
         for index, error in self._unreadable.items():
             if isinstance(error, Instead):
-                self._results[index] = (0, None, 0.0) if error is Instead.ENDED else None
+                self._results[index] = DONE if error is Instead.ENDED else None
             else:
                 self._results[index] = self._fail_without_values(self._payload[index], error)
 
-    def _fail_without_values(
-        self, delivery: Delivery, error: Exception
-    ) -> TraceResult | ExceptionInfo:
+    def _fail_without_values(self, delivery: Delivery, error: Exception) -> ItemEnd:
         """Store that a request has failed, for its callbacks and its chord, too."""
         logger.error("%s[%s] has failed: %r", self._task.name, delivery.task_id, error)
         with suppress(Exception):  # whatever is wrong with its body, too
@@ -282,7 +281,7 @@ class _BatchTrace:
         outcome = self._outcomes.get(index)
         self._results[index] = None if outcome is not None and outcome.again else result
 
-    def _trace(self, delivery: Delivery, answer: Answer) -> TraceResult | ExceptionInfo | Refused:
+    def _trace(self, delivery: Delivery, answer: Answer) -> ItemEnd:
         task = self._task
         try:
             args, kwargs, embed = delivery.decode(self._accept)
@@ -306,7 +305,7 @@ class _BatchTrace:
             runtime = max(runtime - self._waited, 0.0)
         return (1, retval, runtime) if info else (0, shown, runtime)
 
-    def _fail(self, delivery: Delivery, error: Exception) -> TraceResult | ExceptionInfo:
+    def _fail(self, delivery: Delivery, error: Exception) -> ItemEnd:
         """Store a failure that no tracer has stored; the worker stores it if that fails."""
         einfo, backend = error_info(error), self._task.backend
         if not self._can_store:

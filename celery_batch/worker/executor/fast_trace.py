@@ -30,7 +30,7 @@ from celery_batch.serialization.arrays import describe
 from celery_batch.serialization.decoding import decode_body
 from celery_batch.serialization.typed_json import encode_result
 from celery_batch.task import BatchTask
-from celery_batch.worker.dispatch.follow_up import TraceResult
+from celery_batch.worker.dispatch.follow_up import ItemEnd
 from celery_batch.worker.dispatch.payload import Delivery
 from celery_batch.worker.redis.result_backend import BulkResultWriter, named_channel
 
@@ -127,7 +127,7 @@ class FastTrace:
             return None
         return FastItem(request, args, kwargs, row)
 
-    def store(self, item: FastItem, value: Any, waited: float) -> TraceResult | None:
+    def store(self, item: FastItem, value: Any, waited: float) -> ItemEnd:
         """Store and log a success, and return what the tracer would; None if the item needs it."""
         task = self._task
         if not ignores_result(task, item.request):

@@ -31,9 +31,10 @@ from celery_batch.compat.results import notify_of_ends
 from celery_batch.payloads.store import StoreError
 from celery_batch.telemetry.report import Work
 from celery_batch.worker.dispatch.follow_up import (
+    DONE,
     LASTING_ERRORS,
     BatchEnd,
-    TraceResult,
+    ItemEnd,
     Unanswered,
     error_info,
 )
@@ -47,8 +48,6 @@ __all__ = ["run_requests"]
 
 logger = logging.getLogger(__name__)
 
-_DONE: TraceResult = (0, None, 0.0)
-
 
 def run_requests(task: Any, payload: BatchPayload, limit: SoftLimit) -> BatchEnd:
     """Call a task's function once, with all requests of a batch; return the outcome of each."""
@@ -57,7 +56,7 @@ def run_requests(task: Any, payload: BatchPayload, limit: SoftLimit) -> BatchEnd
     except StoreError as error:
         logger.warning("Could not read the stored values of %d messages: %s", len(payload), error)
         return BatchEnd([None] * len(payload), unanswered=Unanswered.NOT_READ)
-    results: list[TraceResult | ExceptionInfo | None] = [_DONE] * len(payload)
+    results: list[ItemEnd] = [DONE] * len(payload)
     requests: dict[int, SimpleRequest] = {}
     failures = _Failures(task)
     accept = prepare_accept_content(task.app.conf.accept_content)
@@ -196,9 +195,7 @@ class _Failures:
         #: What it means that a request has no outcome.
         self.unanswered = Unanswered.NOT_READ
 
-    def store(
-        self, delivery: Delivery, request: Any, error: Exception
-    ) -> TraceResult | ExceptionInfo | None:
+    def store(self, delivery: Delivery, request: Any, error: Exception) -> ItemEnd:
         """Store a failure, and return the outcome of its request; None if it is to run again."""
         task, einfo = self._task, _info_for_worker(error)
         if isinstance(error, (Ignore, Reject)):  # the worker's handler does what they say

@@ -14,22 +14,14 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import signals
-from celery.exceptions import Ignore, Reject, Retry
 
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.meter import Meter
 from celery_batch.telemetry.report import NO_WORK, BatchReport, End, RequestEnd
 from celery_batch.worker.dispatch.batch_job import BatchJob
-from celery_batch.worker.dispatch.follow_up import (
-    BatchEnd,
-    FollowUp,
-    Refused,
-    TraceResult,
-    Unanswered,
-)
+from celery_batch.worker.dispatch.follow_up import FollowUp, Unanswered
 from celery_batch.worker.scheduling.slots import Slots
 
 __all__ = ["BatchRecorder"]
@@ -49,31 +41,22 @@ _ENDS = {
 T = TypeVar("T")
 
 
-def _end_of(job: BatchJob) -> End:
+def _end_of(job: BatchJob, follow_up: FollowUp) -> End:
     """Return how a batch ended as a whole."""
-    answer = job.answer
+    answer, error = job.answer, job.error
     if answer is not None:
-        return _ENDS[answer.unanswered] if _has_unanswered(job, answer) else End.ANSWERED
-    error = _unwrapped(job.error)
+        return _ENDS[answer.unanswered] if follow_up.has_unanswered else End.ANSWERED
     if isinstance(error, TimeLimitExceeded):
         return End.TIME_LIMIT
     is_lost = isinstance(error, WorkerLostError) or not isinstance(error, Exception)
     return End.LOST if is_lost else End.ERROR
 
 
-def _has_unanswered(job: BatchJob, answer: BatchEnd) -> bool:
-    """Return whether a request was to run and did not; an expired one was not to run."""
-    return None in answer.results and any(
-        result is None and not request.is_done and not request.has_expired
-        for request, result in zip(job.requests, answer.results, strict=True)
-    )
-
-
 def _count_outcomes(job: BatchJob, follow_up: FollowUp) -> Counter[RequestEnd]:
     """Count the outcomes of a batch's requests, without those that Celery's signals announce."""
-    count = len(job.requests)
-    if len(follow_up.succeeded) == count and not any(map(_is_done, follow_up.succeeded)):
-        return Counter({RequestEnd.SUCCEEDED: count})
+    succeeded = follow_up.succeeded
+    if len(succeeded) == len(job.requests) and not any(map(_is_done, succeeded)):
+        return Counter({RequestEnd.SUCCEEDED: len(succeeded)})
     outcomes = Counter(_outcomes_of(job, follow_up))
     del outcomes[RequestEnd.EXPIRED], outcomes[RequestEnd.REVOKED]
     return outcomes
@@ -81,38 +64,11 @@ def _count_outcomes(job: BatchJob, follow_up: FollowUp) -> Counter[RequestEnd]:
 
 def _outcomes_of(job: BatchJob, follow_up: FollowUp) -> list[RequestEnd]:
     """Return the outcome of each request of a batch."""
-    again = {id(request) for request in follow_up.run_again}
+    usual = RequestEnd.FAILED if job.answer is None else RequestEnd.SUCCEEDED
     return [
-        RequestEnd.AGAIN if id(request) in again else _outcome(request, job.answer, number)
-        for number, request in enumerate(job.requests)
+        RequestEnd.REVOKED if each.is_done else follow_up.outcomes.get(each, usual)
+        for each in job.requests
     ]
-
-
-def _outcome(request: Any, answer: BatchEnd | None, number: int) -> RequestEnd:
-    if request.is_done:
-        return RequestEnd.REVOKED
-    if answer is None:  # a cancelled request goes back to the broker
-        return RequestEnd.AGAIN if request.is_cancelled else RequestEnd.FAILED
-    result = answer.results[number]
-    if result is None:
-        return RequestEnd.EXPIRED if request.has_expired else RequestEnd.FAILED
-    return RequestEnd.REJECTED if isinstance(result, Refused) else _outcome_of(result)
-
-
-def _outcome_of(result: TraceResult | ExceptionInfo) -> RequestEnd:
-    if isinstance(result, ExceptionInfo):
-        return RequestEnd.FAILED
-    if not result[0]:
-        return RequestEnd.SUCCEEDED
-    error = _unwrapped(result[1].exception)
-    if isinstance(error, Retry):
-        return RequestEnd.RETRIED
-    return RequestEnd.REJECTED if isinstance(error, (Ignore, Reject)) else RequestEnd.FAILED
-
-
-def _unwrapped(error: Any) -> Any:
-    """Return the error itself, which the solo and threads pools wrap."""
-    return error.exc if isinstance(error, ExceptionWithTraceback) else error
 
 
 class BatchRecorder:
@@ -194,7 +150,7 @@ def _report(job: BatchJob, follow_up: FollowUp) -> BatchReport:
         most=job.max_rows,
         most_cost=job.max_cost,
         reason=job.reason,
-        end=_end_of(job),
+        end=_end_of(job, follow_up),
         outcomes=_count_outcomes(job, follow_up),
         # A redelivered request that replaces another has not waited here.
         waits=[began - (each.arrived or began) for each in job.requests] if began else [],

@@ -14,7 +14,13 @@ from celery.worker.state import task_ready, task_reserved
 
 from celery_batch.compat.celery import context_of
 from celery_batch.errors import QueueFull
-from celery_batch.worker.dispatch.follow_up import FollowUp, HandlerCall, error_info, not_run
+from celery_batch.worker.dispatch.follow_up import (
+    DONE,
+    FollowUp,
+    HandlerCall,
+    error_info,
+    not_run,
+)
 from celery_batch.worker.intake.dead_letters import DeadLetters
 from celery_batch.worker.redis.result_backend import buffered_results
 from celery_batch.worker.scheduling.redelivery import RedeliveryCache
@@ -29,8 +35,6 @@ _NOTIFICATIONS_PER_PASS, _SUCCESSES_PER_PASS = 16, 256
 
 #: Most times the target latency after which a refused call is to be tried again.
 _LONGEST_RETRY = 10
-
-_SUCCESS = (0, None, 0.0)
 
 
 class Completion:
@@ -197,7 +201,7 @@ class Completion:
             _finish(wanted)
         except Exception:
             logger.exception("Could not finish %d requests at once: one by one", len(wanted))
-            self.notify(HandlerCall(request, request.on_success, (_SUCCESS,)) for request in wanted)
+            self.notify(HandlerCall(request, request.on_success, (DONE,)) for request in wanted)
         else:
             self._note_ended(requests)
 
