@@ -11,17 +11,16 @@ __all__ = ["CallPlan"]
 
 
 class CallPlan:
-    """
-    The order in which the rows of a batch run, and how many of them at once.
+    """The order in which the rows of a batch run, and how many of them at once."""
 
-    A batch within the limits runs in one call, as it is.  One that is larger, such as a chunk,
-    runs in several; where rows are padded, each has rows of similar lengths.  The costs are those
-    of each row, None for one that does not run.  A `filler` fills a call up to its size; if it is
-    None, the last row does.
-    """
+    # A batch within the limits runs in one call, as it is.  One that is larger, such as a chunk,
+    # runs in several; where rows are padded, each has rows of similar lengths.
 
     def __init__(
-        self, costs: Sequence[float | None], limits: CostLimits, filler: float | None = None
+        self,
+        costs: Sequence[float | None],  # of each row; None for one that does not run
+        limits: CostLimits,
+        filler: float | None = None,  # of the row that fills calls up; None for the last one
     ) -> None:
         known = {index: cost for index, cost in enumerate(costs) if cost is not None}
         order = [*known]

@@ -194,13 +194,9 @@ def cheapest_part(
 def most_work(
     window: Sequence[Entry[T]], at: int, limits: CostLimits, call_cost: float
 ) -> tuple[int, int]:
-    """
-    Return the bounds of the slice whose rows cost most without padding, for the cost of its call.
-
-    Where the longest row is longer, the shortest that is worth its padding is no shorter.  So
-    both bounds only rise, and each entry is looked at twice.  The window is in ascending order of
-    the cost of the longest rows; the limits are without fixed sizes and lengths.
-    """
+    """Return the bounds of the slice that costs most without padding, for the cost of its call."""
+    # Where the longest row is longer, the shortest that is worth its padding is no shorter.  So
+    # both bounds only rise.  The limits are without fixed sizes and lengths.
     most_rows, most_cost = limits.rows, limits.cost
     entry = window[at]
     longest = entry.cost

@@ -114,17 +114,7 @@ class Answer(Future[list[Any]]):
         return self._state in _DONE and self._state != _FINISHED
 
     def result(self, timeout: float | None = None) -> list[Any]:
-        """
-        Return the outputs, one per item, in order.
-
-        Args:
-            timeout: Most seconds to wait; the streamer's ``worker_timeout`` unless given.
-
-        Raises:
-            TimeoutError: They did not come in time.
-            CancelledError: They were given up.
-            Exception: What the model raised.
-        """
+        """Return the outputs, as any `Future`; in ``worker_timeout`` seconds unless given."""
         if self._state != _FINISHED:
             self._wait(timeout)
         if self._exception is not None:
@@ -133,16 +123,7 @@ class Answer(Future[list[Any]]):
         return self._result  # type: ignore[no-any-return]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """
-        Return what `result` would raise, None for nothing.
-
-        Args:
-            timeout: As for `result`.
-
-        Raises:
-            TimeoutError: The answer did not come in time.
-            CancelledError: It was given up.
-        """
+        """Return what `result` would raise, None for nothing."""
         if self._state != _FINISHED:
             self._wait(timeout)
         return self._exception

@@ -117,15 +117,7 @@ class Streamer(BaseStreamer):
             self._wait_for_worker_ready()
 
     def _wait_for_worker_ready(self, timeout: float | None = None) -> None:
-        """
-        Return when the models are loaded, or the time is up; programs for service-streamer call it.
-
-        Args:
-            timeout: In seconds; ``worker_timeout`` unless given.
-
-        Raises:
-            LoadFailed: A model could not be loaded.
-        """
+        """Return when the models are loaded; programs for service-streamer call it."""
         self._begin()
         pool, limit = self._pool, self.worker_timeout if timeout is None else timeout
         if isinstance(pool, ProcessPool) and not pool.wait_until_loaded(limit):

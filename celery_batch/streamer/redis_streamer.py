@@ -54,16 +54,7 @@ __all__ = [
 
 
 class RequestFuture(Future):  # type: ignore[type-arg]
-    """
-    Done when all items of a request are answered.
-
-    A future without callbacks that is garbage collected leaves nothing behind; neither does a
-    cancelled one, though its items still run.
-
-    Args:
-        results: A `BatchResult` for each item, in order.
-        timeout: Seconds to wait unless a call says otherwise; None for ever.
-    """
+    """Done when all items of a request are answered; leaves nothing behind if it is forgotten."""
 
     def __init__(self, results: list[Any], timeout: float | None) -> None:
         super().__init__()
@@ -84,42 +75,18 @@ class RequestFuture(Future):  # type: ignore[type-arg]
             self._listen()
 
     def result(self, timeout: float | None = None) -> list[Any]:
-        """
-        Return the outputs, one for each item, in order.
-
-        Args:
-            timeout: Most seconds to wait; the streamer's ``worker_timeout`` unless given.
-
-        Raises:
-            TimeoutError: They are not all there by then.
-            CancelledError: The future was cancelled.
-            Exception: What the first item that failed has failed with.
-        """
+        """Return the outputs, as any `Future`; in ``worker_timeout`` seconds unless given."""
         self._follow_fork()
         outputs: list[Any] = super().result(self._timeout if timeout is None else timeout)
         return outputs
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """
-        Return what the first item that failed has failed with, or None.
-
-        Args:
-            timeout: As for `result`.
-
-        Raises:
-            TimeoutError: The items are not all answered by then.
-            CancelledError: The future was cancelled.
-        """
+        """Return what the first item that failed has failed with, or None."""
         self._follow_fork()
         return super().exception(self._timeout if timeout is None else timeout)
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """
-        Have a function called with this future when it is done; until then it is kept alive.
-
-        Args:
-            fn: Called in the listener's thread, which it must not block.
-        """
+        """Have a function called when this is done, in the thread that receives results."""
         self._follow_fork()
         _with_callbacks.add(self)
         super().add_done_callback(fn)
@@ -379,9 +346,6 @@ class RedisStreamer:
     def _unreachable(self, error: BaseException) -> OperationalError:
         url = maybe_sanitize_url(self.app.conf.broker_write_url)
         return OperationalError(f"Redis at {url} cannot be reached: {error}")
-
-    def __repr__(self) -> str:
-        return f"<RedisStreamer of {self.queue}>"
 
     def submit(self, batch: Iterable[Any]) -> RequestFuture:
         """

@@ -60,8 +60,13 @@ def serve(app: Celery, queue: str, *, pool: str) -> NoReturn:
         without_mingle=True,
         without_gossip=True,
     )
-    _end_children_with_parent()
-    _report_to_supervisor()
+    # A pool process may have its worker killed before Celery could tie the two together.
+    pid = os.getpid()
+    signals.worker_process_init.connect(lambda **_: end_with_parent(pid), weak=False)
+    signals.worker_ready.connect(
+        lambda **_: process_supervisor.report(process_supervisor.LOADED), weak=False
+    )
+    load_failed.connect(_report_failure)
     worker.start()
     raise SystemExit(worker.exitcode or 0)
 
@@ -87,25 +92,11 @@ def _log_level() -> int:
     return logging.INFO
 
 
-def _report_to_supervisor() -> None:
-    """Report to the supervisor of this process whether the model is loaded."""
-    signals.worker_ready.connect(
-        lambda **_: process_supervisor.report(process_supervisor.LOADED), weak=False
-    )
-    load_failed.connect(_report_failure)
-
-
 def _report_failure(error: str, **_: Any) -> None:
     # A pool process reports a whole traceback, which is in the log; its last line is enough here.
     process_supervisor.report(
         process_supervisor.UNLOADED, error.rpartition(f"{LoadFailed.__name__}: ")[2].strip()
     )
-
-
-def _end_children_with_parent() -> None:
-    """End a pool process whose worker was killed before Celery could tie the two together."""
-    worker = os.getpid()
-    signals.worker_process_init.connect(lambda **_: end_with_parent(worker), weak=False)
 
 
 def model_class_of(

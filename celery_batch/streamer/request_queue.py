@@ -103,10 +103,6 @@ class RequestQueue:
         self._slots: list[Slot] = []
         self._sleepers: list[Slot] = []
 
-    def __repr__(self) -> str:
-        state = "open" if self._closed is None else f"closed: {self._closed}"
-        return f"<RequestQueue {state}: {self._rows} items wait>"
-
     @property
     def is_open(self) -> bool:
         """Whether it takes requests."""

@@ -84,12 +84,7 @@ ROUTE_IT_HERE = "to have it loaded at the start, route the task here (task_route
 
 
 class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
-    """
-    Loads the models before the worker takes its first task.
-
-    If a model cannot be loaded or warmed up, the worker does not start: it would
-    take tasks and fail them.
-    """
+    """Loads the models before the worker takes its first task; else the worker does not start."""
 
     requires = (
         "celery.worker.components:Pool",
@@ -332,13 +327,9 @@ def _path_states(consumer: Any) -> Iterator[PathState]:
 
 
 def attach_steps(consumer: Any) -> None:
-    """
-    Attach our steps to the consumer of a worker that started before the first batch task existed.
-
-    Celery reads an app's steps when it makes a worker, and a batch task adds ours when it is
-    bound.  Called with the first message, on the thread that reads messages.  The next connection
-    has everything.
-    """
+    """Attach our steps to the consumer of a worker that started before the first batch task did."""
+    # Celery reads an app's steps when it makes a worker, and a batch task adds ours when it is
+    # bound.  This is called with the first message, on the thread that reads messages.
     worker = consumer.controller
     logger.info("The first batch task was defined after this worker's start: it is served now")
     BatchMetrics(worker)  # which registers in the context of the worker

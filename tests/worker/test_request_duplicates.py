@@ -18,7 +18,6 @@ from celery_batch.telemetry.meter import Tally
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.intake.request import BatchRequest
 from celery_batch.worker.scheduling.prefetch import messages_per_process
-from celery_batch.worker.scheduling.queue_report import queue_report
 from celery_batch.worker.scheduling.task_queue import TaskQueue
 from tests.worker.test_request import Message
 
@@ -70,7 +69,7 @@ def test_duplicates_need_no_room(task: Any, task_queue: TaskQueue):
     requests = [request(task, n) for n in (1, 1, 2, 1, 3, 2)]
     add(task_queue, *requests)
     waiting, left = (
-        queue_report(task_queue, Tally())["waiting"],
+        task_queue.report(Tally())["waiting"],
         task_queue.capacity_left(3, [], LEAST_URGENT),
     )
     task_queue.add(request(task, 4))
@@ -80,7 +79,7 @@ def test_duplicates_need_no_room(task: Any, task_queue: TaskQueue):
     assert (7, 4) == (len(batch), batch.rows)
     assert set(requests) <= set(batch.items)
     assert (7, 4, 4) == (task_queue.requests, task_queue.rows, task_queue.work)
-    assert 0 == queue_report(task_queue, Tally())["waiting"]
+    assert 0 == task_queue.report(Tally())["waiting"]
 
 
 def test_a_job_counts_equal_requests_once(task: Any, task_queue: TaskQueue):

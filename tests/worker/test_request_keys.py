@@ -13,7 +13,6 @@ from celery_batch import BatchTask
 from celery_batch.batching.batch import LEAST_URGENT, Batch
 from celery_batch.telemetry.meter import Tally
 from celery_batch.worker.scheduling.prefetch import messages_per_process
-from celery_batch.worker.scheduling.queue_report import queue_report
 from celery_batch.worker.scheduling.task_queue import KEY_WINDOW, TaskQueue
 from tests.worker.test_request_cost import request
 
@@ -127,7 +126,7 @@ def test_more_is_read_ahead_while_many_keys_wait():
 
     assert [15, 18, 21, 15] == found
     assert 4 * (3 + KEY_WINDOW) - 203 == many
-    assert 200 == queue_report(task_queue, Tally())["keys"]
+    assert 200 == task_queue.report(Tally())["keys"]
 
 
 def test_what_is_read_ahead_comes_a_batch_at_a_time():
@@ -166,4 +165,4 @@ def test_the_prefetch_has_room_for_what_is_read_ahead(broker, ahead):
 
 def test_a_task_without_the_option_reports_no_keys():
     """Its report is as ever."""
-    assert "keys" not in queue_report(queue(make_task(batch_by=None)), Tally())
+    assert "keys" not in queue(make_task(batch_by=None)).report(Tally())

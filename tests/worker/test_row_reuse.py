@@ -50,7 +50,7 @@ def run(numbers: list[Any], cache: Answers | None) -> tuple[list[Any], list[Any]
     (running,) = reused.columns([numbers])
     outputs = [f"computed {each}" for each in running]
     if cache is not None:
-        reused.store(cache, outputs)  # type: ignore[arg-type]
+        reused.store(outputs)
     return running, reused.outputs(outputs), reused
 
 
@@ -89,7 +89,7 @@ def test_errors_are_not_stored():
     """Neither is a row that has no outcome yet."""
     cache = Answers()
     reused = RowReuse(DIGEST, cache).look_up([[1, 2, 3]])  # type: ignore[arg-type]
-    reused.store(cache, ["fine", Outcome(error=ValueError()), Outcome(again=True)])  # type: ignore[arg-type]
+    reused.store(["fine", Outcome(error=ValueError()), Outcome(again=True)])
 
     assert {digest_of(1): "fine"} == cache.stored
 

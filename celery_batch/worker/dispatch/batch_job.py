@@ -57,7 +57,7 @@ class BatchJob:
         #: How much of a batch its requests take, in rows or in cost.
         self.work = self._work()
         self.max_rows = policy.max_batch_size
-        self._cost_limits = policy.cost_limits
+        self.cost_limits = policy.cost_limits
         #: Of its most urgent request; a smaller number goes first.
         self.urgency = batch.urgency
         #: When it starts in the virtual time in which the tasks of a worker share its device.
@@ -97,11 +97,6 @@ class BatchJob:
     def batches(self) -> float:
         """How many whole batches its rows are, at least one; a large chunk is several."""
         return max(self.rows / self.max_rows, 1.0)
-
-    @property
-    def max_cost(self) -> float:
-        """The highest cost of one call; infinite for any."""
-        return math.inf if self._cost_limits is None else self._cost_limits.cost
 
     @property
     def precedence(self) -> tuple[int, float]:
@@ -189,7 +184,7 @@ class BatchJob:
         return BatchPayload(
             map(_delivery, self.requests),
             most=self.max_rows,
-            cost_limits=self._cost_limits,
+            cost_limits=self.cost_limits,
             precedence=self.precedence,
             reason=str(self.reason),
             plan=None if self.plan is None else self.plan.facts,

@@ -159,8 +159,8 @@ class _BatchTrace:
 
     def run(self) -> BatchEnd:
         end = self._run()
-        if self._reuse is not None and self._call is not None:
-            self._call.store(self._reuse)  # also if results could not be stored, and run again
+        if self._call is not None:
+            self._call.store_answers()  # also if results could not be stored, and run again
         return end
 
     def _run(self) -> BatchEnd:

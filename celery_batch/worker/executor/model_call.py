@@ -49,12 +49,7 @@ def broken_device() -> str | None:
 
 
 class ModelCall:
-    """
-    A batch that is ready for its model.
-
-    `predict` is called in `__call__` alone, and so on one thread.  The model's other stages run
-    there as well, unless `prepare` is called before, on a thread beside that of the models.
-    """
+    """A batch that is ready for its model, which `__call__` alone calls, and so one thread."""
 
     def __init__(
         self,
@@ -106,10 +101,10 @@ class ModelCall:
         self._reused = reuse.look_up(self._columns)
         self._columns = self._reused.columns(self._columns)
 
-    def store(self, reuse: RowReuse) -> None:
-        """Store the answers that were missing."""
-        if self._reused is not None and reuse.cache is not None and self._common_outcome is None:
-            self._reused.store(reuse.cache, self._outputs)
+    def store_answers(self) -> None:
+        """Cache the answers that were missing, if that is wanted."""
+        if self._reused is not None and self._common_outcome is None:
+            self._reused.store(self._outputs)
 
     @property
     def needs_model(self) -> bool:

@@ -271,7 +271,8 @@ class _WorkerThreads:
         if self._ordinary is not None:
             self._ordinary.done.set()
         close_django_connections(self._app)  # signals do so on worker threads only
-        job = self._next_job() if self._threads_read else None
+        job = self._jobs.get(self._release_last) if self._threads_read else None
+        self._threads_read = job is not None  # else this thread reads from now on
         if job is None:
             return self._receive()
         if isinstance(job, BaseException):
@@ -303,12 +304,6 @@ class _WorkerThreads:
         self._await_unfinished(_LAST_MOMENT if terminate_handler_fired() else None)
         # Billiard would wait 30 s for the pool to read what was not sent.
         return self._ensure_consumed(completed=completed - self._unreported)
-
-    def _next_job(self) -> Any:
-        """Return a job that a worker thread has read; None if this thread reads from now on."""
-        job = self._jobs.get(self._release_last)
-        self._threads_read = job is not None
-        return job
 
     def _receive(self) -> Any:
         """Read a job on this thread; None if worker threads are to have it."""

@@ -22,9 +22,9 @@ class ReusedRows:
     """The rows of one batch by their digests, None for one like no other, and known answers."""
 
     def __init__(
-        self, digests: Sequence[bytes | None], found: Found, *, counts_cache: bool
+        self, digests: Sequence[bytes | None], found: Found, cache: AnswerCache | None
     ) -> None:
-        self._digests, self._found, self._counts_cache = digests, found, counts_cache
+        self._digests, self._found, self._cache = digests, found, cache
         #: When the answers were looked up, on the monotonic clock.
         self.looked_up = time.monotonic()
         #: For each row its position among those that run, or `_KNOWN`.
@@ -44,7 +44,7 @@ class ReusedRows:
     def counts(self) -> Reuse:
         """How many rows need not run, and why."""
         hits, ran = self.places.count(_KNOWN), len(self.running)
-        return Reuse(hits, ran if self._counts_cache else 0, len(self.places) - ran - hits)
+        return Reuse(hits, ran if self._cache else 0, len(self.places) - ran - hits)
 
     def without(self, calls: Sequence[CallRows], dropped: Collection[int]) -> ReusedRows:
         """Return the rows that are left when some of the requests are dropped, by index."""
@@ -55,7 +55,7 @@ class ReusedRows:
             if number not in dropped:
                 digests += self._digests[start:end]
             start = end
-        rest = ReusedRows(digests, self._found, counts_cache=self._counts_cache)
+        rest = ReusedRows(digests, self._found, self._cache)
         rest.looked_up = self.looked_up
         return rest
 
@@ -71,8 +71,10 @@ class ReusedRows:
             for digest, place in zip(self._digests, self.places, strict=True)
         ]
 
-    def store(self, cache: AnswerCache, outputs: Sequence[Any]) -> None:
-        """Store the outputs of the rows that ran, without errors; none if none ran."""
+    def store(self, outputs: Sequence[Any]) -> None:
+        """Cache the outputs of the rows that ran, without errors; none if none ran."""
+        if self._cache is None:
+            return
         digests = [self._digests[index] for index in self.running]
         answers = [
             (digest, output)
@@ -80,7 +82,7 @@ class ReusedRows:
             if digest is not None and not isinstance(output, Outcome)
         ]
         if answers:
-            cache.store(self._found.epoch, answers)
+            self._cache.store(self._found.epoch, answers)
 
 
 class RowReuse:
@@ -97,7 +99,7 @@ class RowReuse:
         found = Found({}, b"")
         if self.cache is not None and wanted:
             found = self.cache.look_up(wanted)
-        return ReusedRows(digests, found, counts_cache=self.cache is not None)
+        return ReusedRows(digests, found, self.cache)
 
 
 def reuse_of(task: Any, options: tuple[bool, float | None] | None = None) -> RowReuse | None:

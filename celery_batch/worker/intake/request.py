@@ -197,12 +197,9 @@ class BatchRequest(Request):  # type: ignore[misc]
     def measure(
         self, policy: BatchPolicy, item_cost: ItemCost | None, item_key: ItemKey | None
     ) -> None:
-        """
-        Compute its cost and its key, unless they are known.
-
-        One without a cost counts as nothing, one without a key shares no batch: both fail where the
-        model would run.  No row counts for more than a whole batch.
-        """
+        """Compute its cost and its key, unless they are known."""
+        # One without a cost counts as nothing, one without a key shares no batch: both fail where
+        # the model would run.  No row counts for more than a whole batch.
         is_usual = not (
             self.is_undecoded
             or self._request_dict.get(ROWS)

@@ -33,12 +33,10 @@ class HealthStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, consumer: Any) -> None:
         """Send beats as long as this connection lasts."""
+        config = ConsumerContext.of(consumer).runtime_config
         self._entry = consumer.timer.call_repeatedly(
-            EVERY, self._beat, (ConsumerContext.of(consumer).runtime_config,)
+            EVERY, lambda: self._health.beat(drained=config.is_drained)
         )
-
-    def _beat(self, runtime_config: Any) -> None:
-        self._health.beat(drained=runtime_config.is_drained)
 
     def stop(self, consumer: Any) -> None:
         """Report why the event loop ends."""

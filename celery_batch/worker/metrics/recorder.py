@@ -7,6 +7,7 @@ The main process does so when a batch has ended, as it knows of each batch on an
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -148,7 +149,7 @@ def _report(job: BatchJob, follow_up: FollowUp) -> BatchReport:
         requests=len(job.requests),
         rows=job.rows,
         most=job.max_rows,
-        most_cost=job.max_cost,
+        most_cost=math.inf if job.cost_limits is None else job.cost_limits.cost,
         reason=job.reason,
         end=_end_of(job, follow_up),
         outcomes=_count_outcomes(job, follow_up),

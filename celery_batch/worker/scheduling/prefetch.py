@@ -132,12 +132,10 @@ def limit_to_capacity(consumer: Any, limits: FetchLimits) -> None:
 
 
 class FetchLimits:
-    """
-    How many more messages the task queues of one worker can use.
+    """How many more messages the task queues of one worker can use."""
 
-    All methods take the names of the tasks that a broker queue may bring, or None if it may
-    bring any, and the urgency of messages: a smaller number goes first.
-    """
+    # All methods take the names of the tasks that a broker queue may bring, or None if it may bring
+    # any, and the urgency of messages: a smaller number goes first.
 
     def __init__(self, task_queues: Mapping[str, TaskQueue], slots: Slots) -> None:
         self._task_queues = task_queues

@@ -32,7 +32,6 @@ from celery_batch.worker.metrics.recorder import BatchRecorder
 from celery_batch.worker.scheduling.completion import Completion
 from celery_batch.worker.scheduling.prefetch import FetchLimits
 from celery_batch.worker.scheduling.priority import TaskPriority, is_shared
-from celery_batch.worker.scheduling.queue_report import queue_report
 from celery_batch.worker.scheduling.redelivery import Known, RedeliveryCache, is_suspect
 from celery_batch.worker.scheduling.slots import Slots
 from celery_batch.worker.scheduling.task_queue import TaskQueue
@@ -377,7 +376,7 @@ class Scheduler:
         with self.slots.lock:  # the caller may be another thread
             return self.recorder.ask(
                 lambda meter: {
-                    name: {**queue_report(task_queue, meter.tally(name)), "running": running[name]}
+                    name: {**task_queue.report(meter.tally(name)), "running": running[name]}
                     for name, task_queue in task_queues
                 }
             )

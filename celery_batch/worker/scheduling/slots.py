@@ -23,12 +23,9 @@ logger = logging.getLogger(__name__)
 
 
 class Slots:
-    """
-    Two slots for each pool process: one for the running batch, one for the batch that is ready.
+    """Two slots for each pool process: for the batch that runs, and for one that is ready."""
 
-    The device then need not wait until the next batch is formed.  The solo pool has one slot.
-    A batch frees its slot when its model has ended, which is known when the next one begins.
-    """
+    # A batch frees its slot when its model has ended, which is known when the next one begins.
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool

@@ -10,6 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from math import inf
 from operator import attrgetter
 from typing import Any
 
@@ -25,13 +26,12 @@ from celery_batch.batching.policy import BatchPolicy
 from celery_batch.config import LARGEST_BATCH, policy_of
 from celery_batch.items.functions import item_cost_of, item_key_of
 from celery_batch.serialization.row_digest import row_digest_of
+from celery_batch.telemetry.meter import Tally
 from celery_batch.worker.dispatch.batch_job import BatchJob, is_revoked
 from celery_batch.worker.dispatch.follow_up import BatchEnd
 from celery_batch.worker.scheduling.target import CallTimes, TargetTracker, is_exempt, sent_at
 
 __all__ = ["KEY_WINDOW", "TaskQueue"]
-
-_NEVER = float("inf")
 
 _Queue = AnyBatcher[Any] | TargetedQueue[Any]
 
@@ -53,11 +53,7 @@ _IN_USE = 60.0
 
 
 class TaskQueue:
-    """
-    The requests of one batch task that wait for a slot in this worker.
-
-    While the task is paused, new requests are set aside; those of a batch that broke still run.
-    """
+    """The requests of one batch task that wait for a slot, or are set aside while it is paused."""
 
     #: The bytes of a usual body, as of late, and how many come before the next that is measured;
     #: where batches are formed by key.
@@ -167,7 +163,7 @@ class TaskQueue:
     def oldest(self) -> float:
         """When the oldest waiting request arrived; infinite if there is none."""
         oldest = self._batcher.oldest
-        return _NEVER if oldest is None else oldest
+        return inf if oldest is None else oldest
 
     def add(self, task_request: Any, *, urgency: int = 0) -> None:
         """Add Celery's request to those that wait for a slot; also while the task is paused."""
@@ -297,7 +293,7 @@ class TaskQueue:
             """Return how many more requests fit into batches, by their work and by their rows."""
             by_work = batches * policy.max_batch_work - work
             by_rows = batches * policy.max_batch_size - rows
-            return int(min(by_work / work_each if work_each else _NEVER, by_rows / rows_each))
+            return int(min(by_work / work_each if work_each else inf, by_rows / rows_each))
 
         left = max(fit(batches), batches - requests, 0)
         if ahead and (window := self._window):
@@ -432,15 +428,61 @@ class TaskQueue:
         return len(self._batcher) + following + len(self._set_aside)
 
     @property
-    def keys(self) -> int | None:
-        """How many keys have requests that wait; None where batches are not formed by key."""
-        return None if self._by_key is None else self._by_key.keys
-
-    @property
     def oldest_age(self) -> float:
         """Seconds since the oldest request arrived that waits or is set aside; 0 without one."""
         oldest: float = min([self.oldest, *(request.arrived for request in self._set_aside)])
         return max(time.monotonic() - oldest, 0.0)
+
+    def report(self, tally: Tally) -> dict[str, Any]:
+        """Return the policy and the counts of a task queue; times in seconds."""
+        policy = self.policy
+        report = self._options_report(tally) | {
+            "max_batch_size": policy.max_batch_size,
+            "max_wait": policy.max_wait,
+            "linger": policy.linger_seconds,
+            "low_priority_share": policy.low_priority_share,
+            "device_share": policy.device_share,
+            "waiting": self.waiting,
+            "batches": self.reasons.total(),
+            "requests": self.requests,
+            "rows": self.rows,
+            "reasons": dict(self.reasons),
+            "sizes": {str(size): [*counts] for size, counts in sorted(self.sizes.items())},
+            "model_calls": tally.calls,
+            "safe_size": self.safe_size,
+            "worker_losses": tally.losses,
+            "oldest_age": round(self.oldest_age, 6),
+        }
+        if self.usual_collating:
+            report["collate_seconds"] = round(self.usual_collating, 6)
+        if self.target is not None:
+            report |= self.target.report()
+        return report
+
+    def _options_report(self, tally: Tally) -> dict[str, Any]:
+        """Return what there is only with certain options of the task."""
+        policy, task, reuse = self.policy, self.task, tally.reuse
+        report: dict[str, Any] = {}
+        if self._by_key is not None:
+            report["keys"] = self._by_key.keys
+        if policy.max_batch_cost is not None:
+            call_cost = self.call_cost.value
+            report["max_batch_cost"] = policy.max_batch_cost
+            report["padded"] = policy.padded
+            report["sort_window"] = policy.sort_window
+            report["call_cost"] = round(call_cost, 3) if call_cost < inf else None
+            report["cost"] = tally.cost
+            report["padded_cost"] = tally.padded_cost
+        has_cache = task.cache_ttl is not None  # also while an operator has turned it off
+        if has_cache:
+            report |= {"cache_hits": reuse.hits, "cache_misses": reuse.misses}
+        if has_cache or task.dedupe:
+            report["duplicates"] = reuse.duplicates
+        if policy.batch_sizes:
+            report |= {"batch_sizes": [*policy.batch_sizes], "padding_rows": tally.padding_rows}
+        if policy.batch_lengths:
+            report["batch_lengths"] = [*policy.batch_lengths]
+        return report
 
 
 class _ArrivalRecorder:
