@@ -156,7 +156,9 @@ def _outcome(
     return {
         "settled": [each and (each[0], str(each[1])) for each in settled],
         "timed": [each is not None and each[2] is not None for each in settled],
-        "stored": {key: (client.get(key), client.ttl(key)) for key in client.scan_iter()},
+        "stored": {
+            key: (client.get(key), round(client.ttl(key), -2)) for key in client.scan_iter()
+        },
         "published": sorted(pair for pair in published if pair[0] != HERE.encode()),
         "replies": sorted(pair[1] for pair in published if pair[0] == HERE.encode()),
         "logged": sorted(

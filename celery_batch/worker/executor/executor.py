@@ -18,7 +18,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -128,31 +128,39 @@ def trace_batch(
         return ExceptionInfo()
 
 
+class _Item:
+    """One request of a batch, and what is known of it."""
+
+    __slots__ = ("delivery", "end", "fast", "outcome", "rows")
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.delivery = delivery
+        #: As long as it needs no tracer.
+        self.fast: FastItem | None = None
+        #: The rows for the model, and its outcome, once they are known.
+        self.rows: CallRows | None = None
+        self.outcome: Outcome | None = None
+        #: What Celery's worker gets.
+        self.end: ItemEnd = None
+
+
 class _BatchTrace:
-    """One batch: the items whose tracers are entered, and the model's outcomes."""
+    """One batch: the items whose tracers are entered, and the call of the model."""
 
     def __init__(self, task: BatchTask, payload: BatchPayload, run_model: RunModel) -> None:
         self._task = task
         self._payload = payload
         self._run_model = run_model
         self._accept = prepare_accept_content(task.app.conf.accept_content)
-        #: The result of each request for Celery's worker.
-        self._results: list[ItemEnd] = [None] * len(payload)
-        #: Of the requests whose stored values cannot be had, by index: why.
-        self._unreadable: dict[int, Exception | Instead] = {}
-        #: The rows of the items to run, and the model's outcomes, by the items' indexes.
-        self._rows: dict[int, CallRows] = {}
-        self._outcomes: dict[int, Outcome] = {}
+        self._items: list[_Item] = []
+        #: Whether values of a request are read later, for which there was no memory.
+        self._reads_later = False
         self._call: ModelCall | None = None
         self._waited = 0.0
         self._can_store = True
         self._writer: BulkResultWriter | None = None
         #: Whether events or log lines show the repr of results.
         self._shows_results = payload.has_watchers or trace_logger.isEnabledFor(logging.INFO)
-        #: The indexes of the items that need a tracer, and the other items.
-        self._traced: list[int] = []
-        self._fast_trace: FastTrace | None = None
-        self._fast_items: dict[int, FastItem] = {}
         self._context = copy_context()
         self._reuse = reuse_of(task, payload.reuse)
         self._span = BatchSpan(task.name)
@@ -167,11 +175,11 @@ class _BatchTrace:
         count = len(self._payload)
         sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + _FRAMES_PER_ITEM * count))
         try:
-            self._unreadable = read_stored_values(self._task, self._payload)
+            unreadable = read_stored_values(self._task, self._payload)
         except StoreError as error:
             logger.warning("Could not read the stored values of %d messages: %s", count, error)
             return BatchEnd([None] * count, unanswered=Unanswered.NOT_READ)
-        self._traced = [index for index in range(count) if index not in self._unreadable]
+        self._items = [_Item(delivery) for delivery in self._payload]
         explain_encode_errors(self._task.backend)
         encode_results_with(self._task.backend, encode_json)
         try:
@@ -179,18 +187,20 @@ class _BatchTrace:
                 result_reprs(wanted=self._shows_results),
                 buffered_results(self._task) as self._writer,
             ):
-                self._fail_unreadable()
-                self._find_fast_items()
-                self._enter(0)
-                self._store_fast_items()
+                self._fail_unreadable(unreadable)
+                items = [each for n, each in enumerate(self._items) if n not in unreadable]
+                fast_trace = self._find_fast_items(items[:-1])  # the model runs in a tracer
+                self._enter(each for each in items if each.fast is None)
+                self._store_fast_items(fast_trace)
         except temporary_errors(self._task.backend) as error:
             logger.warning("Could not store %d results, which are computed again: %s", count, error)
             return BatchEnd([None] * count, self._work, unanswered=Unanswered.NOT_STORED)
         except Exception as error:
             logger.exception("Could not store the results of a batch")
-            self._results = [self._fail(delivery, error) for delivery in self._payload]
+            for item in self._items:
+                item.end = self._fail(item.delivery, error)
         return BatchEnd(
-            self._results,
+            [item.end for item in self._items],
             work=self._work,
             safe_size=self._task._batch_runner.safe_size.largest,
             broken=broken_device(),
@@ -200,21 +210,24 @@ class _BatchTrace:
 
     @property
     def _unanswered(self) -> Unanswered:
-        if any(outcome.again for outcome in self._outcomes.values()) and self._call is not None:
+        outcomes = [item.outcome for item in self._items if item.outcome is not None]
+        if self._call is not None and any(outcome.again for outcome in outcomes):
             return self._call.unanswered
-        is_later = Instead.LATER in self._unreadable.values()
-        return Unanswered.NOT_READ if is_later else Unanswered.INTERRUPTED
+        return Unanswered.NOT_READ if self._reads_later else Unanswered.INTERRUPTED
 
     @property
     def _work(self) -> Work:
         return self._call.work if self._call else NO_WORK
 
-    def _fail_unreadable(self) -> None:
-        for index, error in self._unreadable.items():
-            if isinstance(error, Instead):
-                self._results[index] = DONE if error is Instead.ENDED else None
-            else:
-                self._results[index] = self._fail_without_values(self._payload[index], error)
+    def _fail_unreadable(self, unreadable: dict[int, Exception | Instead]) -> None:
+        """End the requests whose stored values cannot be had, by index with the reason."""
+        self._reads_later = Instead.LATER in unreadable.values()
+        for index, error in unreadable.items():
+            item = self._items[index]
+            if not isinstance(error, Instead):
+                item.end = self._fail_without_values(item.delivery, error)
+            elif error is Instead.ENDED:
+                item.end = DONE
 
     def _fail_without_values(self, delivery: Delivery, error: Exception) -> ItemEnd:
         """Store that a request has failed, for its callbacks and its chord, too."""
@@ -224,62 +237,60 @@ class _BatchTrace:
             delivery = delivery._replace(request={**delivery.request, **embed})
         return self._fail(delivery, error)
 
-    def _find_fast_items(self) -> None:
-        """Find the items that need no tracer; the last has one, for the model to run in."""
+    def _find_fast_items(self, items: Sequence[_Item]) -> FastTrace | None:
+        """Find the items that need no tracer; return what stores their results."""
         task, writer = self._task, self._writer
         if writer is None or not writer.stores_in_bulk:
-            return
+            return None
         if not (FastPaths.of(task.app).is_on("trace") and can_trace_fast(task)):
-            return
-        self._fast_trace = FastTrace(task, writer, self._accept, shows_results=self._shows_results)
-        for index in self._traced[:-1]:
-            item = self._fast_trace.read(self._payload[index])
-            if item is not None:
-                self._fast_items[index] = item
-                self._rows[index] = item.row
-        self._traced = [index for index in self._traced if index not in self._fast_items]
+            return None
+        fast_trace = FastTrace(task, writer, self._accept, shows_results=self._shows_results)
+        for item in items:
+            item.fast = fast = fast_trace.read(item.delivery)
+            if fast is not None:
+                item.rows = fast.row
+        return fast_trace
 
-    def _enter(self, place: int) -> None:
+    def _enter(self, items: Iterator[_Item]) -> None:
         """Enter the tracer of one item, and in its task's body those of the items that follow."""
-        if place == len(self._traced):
-            if len(self._rows) > len(self._fast_items) or not self._fast_items:
-                self._call_model()
-                return
-            # No traced item runs: the model runs in the tracer of a fast one.
-            index, _ = self._fast_items.popitem()
-            del self._rows[index]
-            self._traced.append(index)
-        index = self._traced[place]
-        has_run = False
+        item = next(items, None) or self._needed_tracer()
+        if item is None:
+            self._call_model()
+            return
 
         def answer(rows: CallRows) -> Outcome:
-            nonlocal has_run
-            has_run = True
-            self._rows[index] = rows
+            item.rows = rows
             self._span.join()
-            self._enter(place + 1)
-            return self._outcomes[index]
+            self._enter(items)
+            return item.outcome  # type: ignore[return-value] # the model has been called
 
-        self._trace_item(index, answer)
-        if not has_run:  # the tracer did not call run: a hook raised, or the task ran before
-            self._enter(place + 1)
+        self._trace_item(item, answer)
+        if item.rows is None:  # the tracer did not call run: a hook raised, or the task ran before
+            self._enter(items)
 
-    def _store_fast_items(self) -> None:
+    def _needed_tracer(self) -> _Item | None:
+        """Return a fast item in whose tracer the model is to run, if no traced item runs."""
+        running = [item for item in self._items if item.rows is not None]
+        if not running or any(item.fast is None for item in running):
+            return None
+        running[-1].fast = running[-1].rows = None
+        return running[-1]
+
+    def _store_fast_items(self, fast_trace: FastTrace | None) -> None:
         """Store the successes of the fast items; others go through their tracers."""
-        for index, item in self._fast_items.items():
-            outcome = self._outcomes[index]
-            result = None
-            if self._fast_trace is not None and outcome.error is None and not outcome.again:
-                result = self._fast_trace.store(item, outcome.value, self._waited)
-            if result is not None:
-                self._results[index] = result
-            else:
-                self._trace_item(index, partial(_given_outcome, outcome))
+        for item in self._items:
+            fast, outcome = item.fast, item.outcome
+            if fast_trace is None or fast is None or outcome is None:
+                continue
+            if outcome.error is None and not outcome.again:
+                item.end = fast_trace.store(fast, outcome.value, self._waited)
+            if item.end is None:
+                self._trace_item(item, partial(_given_outcome, outcome))
 
-    def _trace_item(self, index: int, answer: Answer) -> None:
-        result = self._trace(self._payload[index], answer)
-        outcome = self._outcomes.get(index)
-        self._results[index] = None if outcome is not None and outcome.again else result
+    def _trace_item(self, item: _Item, answer: Answer) -> None:
+        end = self._trace(item.delivery, answer)
+        runs_again = item.outcome is not None and item.outcome.again
+        item.end = None if runs_again else end
 
     def _trace(self, delivery: Delivery, answer: Answer) -> ItemEnd:
         task = self._task
@@ -319,12 +330,11 @@ class _BatchTrace:
         return 1, einfo, 0.0
 
     def _call_model(self) -> None:
-        if self._fast_items:
-            self._rows = dict(sorted(self._rows.items()))  # in the order of the requests
-        if not self._rows:
+        items = [item for item in self._items if item.rows is not None]
+        if not items:
             return
-        rows = list(self._rows.values())
-        deliveries = [self._payload[index] for index in self._rows]
+        rows = [item.rows for item in items if item.rows is not None]
+        deliveries = [item.delivery for item in items]
         try:
             _store_starts(self._task, deliveries, self._accept)
             if self._writer is not None:
@@ -357,11 +367,14 @@ class _BatchTrace:
         finally:
             if self._call is not None:
                 self._call.release()
-        self._outcomes = dict(zip(self._rows, outcomes, strict=True))
+        for item, outcome in zip(items, outcomes, strict=True):
+            item.outcome = outcome
 
     def _decode_again(self) -> list[CallRows]:
         """Return the rows of all items as they came: the model may have changed what it got."""
-        return [self._decoded(self._payload[index], rows) for index, rows in self._rows.items()]
+        return [
+            self._decoded(item.delivery, item.rows) for item in self._items if item.rows is not None
+        ]
 
     def _decoded(self, delivery: Delivery, rows: CallRows) -> CallRows:
         task = self._task

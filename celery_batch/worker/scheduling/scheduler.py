@@ -175,25 +175,24 @@ class Scheduler:
     def _form_batch(
         self, task_queue: TaskQueue, ready_in: float, *, is_contested: bool
     ) -> BatchJob | Wait:
-        """
-        Return the next batch of a task as a job that has a slot, or how long to wait for it.
-
-        The place behind a running batch is contested while some task has a full batch: it is then
-        as good as a free slot, for if this task lingered, the others would always get it.
-        """
+        """Return the next batch of a task as a job that has a slot, or how long to wait for it."""
         slots = self.slots
         with slots.lock:
-            if ready_in and slots.has_room_ahead and not slots.is_free:
-                return Wait(ready_in)
-            full_only = not slots.is_free and not is_contested
-            earns_share = True
-            if not slots.has_room_ahead:
-                overtaken = self._overtaken_by(task_queue)
+            full_only, earns_share = False, True
+            if not slots.has_room_ahead:  # it may take the place of a batch that is ready
+                if not self._submitter.can_overtake(task_queue.task):
+                    return Wait(None)
+                overtaken = self._priority.overtaken_by(task_queue, list(slots.jobs))
                 if overtaken is None:
                     return Wait(None)
-                full_only = False
                 # The overtaken batch earns the share of its task, so waiting requests do not.
                 earns_share = overtaken.task is not task_queue.task
+            elif not slots.is_free:
+                if ready_in:
+                    return Wait(ready_in)
+                # Contested while some task has a full batch: as good as a free slot, for if this
+                # task lingered, the others would always get it.
+                full_only = not is_contested
             batch = task_queue.next_batch(full_only=full_only, earns_share=earns_share)
             if isinstance(batch, Wait):
                 return batch
@@ -207,12 +206,6 @@ class Scheduler:
                     self._priority.overtake(other, self.policy(other.task).low_priority_share)
             slots.jobs.add(job)
             return job
-
-    def _overtaken_by(self, task_queue: TaskQueue) -> BatchJob | None:
-        """Return the batch that is ready, if the next one of a task may overtake it."""
-        if not self._submitter.can_overtake(task_queue.task):
-            return None
-        return self._priority.overtaken_by(task_queue, list(self.slots.jobs))
 
     def _on_timer(self, late: float) -> None:
         is_reading = self.fetch is not None and self.fetch.is_refreshing
