@@ -274,7 +274,6 @@ class Clerk(Model):
         """Be slow, remember who loaded where."""
         time.sleep(float(os.environ.get("SHOP_LOAD_SECONDS", "0")))
         self.device = device
-        self.weights = bytearray(b"w" * (int(os.environ.get("SHOP_CLERK_MIB", "0")) << 20))
         remember(
             "load",
             device=device,

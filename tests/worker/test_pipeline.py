@@ -23,6 +23,7 @@ from celery_batch import BatchTask
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor.executor import run_batch
+from celery_batch.worker.executor.job_reader import _Reads
 from celery_batch.worker.executor.pipeline import _WorkerThreads
 
 PIPE = 7
@@ -43,7 +44,7 @@ class Process:
 
     def why_threads_read(self) -> str:
         """Return "" if worker threads have stopped reading."""
-        reading = self.worker_threads._reader._in_threads.is_set()
+        reading = self.worker_threads._reader._reads is _Reads.THREADS
         return "worker threads read" if reading else ""
 
     def wait_for_job(self) -> Any:

@@ -16,7 +16,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import Any, TypeAlias
 
-from billiard.einfo import ExceptionInfo
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.exceptions import Ignore, Reject, Retry
 from celery.worker import state
@@ -326,4 +326,4 @@ def _set_deadline(request: Any, limit: float | None, began: float) -> None:
 def unwrapped(einfo: Any) -> Any:
     """Return the error itself, which the solo and threads pools wrap."""
     error = getattr(einfo, "exception", None)
-    return getattr(error, "exc", error)
+    return error.exc if isinstance(error, ExceptionWithTraceback) else error

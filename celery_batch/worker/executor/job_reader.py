@@ -6,6 +6,7 @@ import os
 import select
 import threading
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import Any
 
 __all__ = ["JobReader"]
@@ -13,6 +14,14 @@ __all__ = ["JobReader"]
 #: What wakes the thread that waits at the pipe: nothing, any job, or one job only.
 _NO_JOB, _ANY_JOB = select.EPOLLONESHOT, select.EPOLLIN
 _ONE_JOB = _ANY_JOB | _NO_JOB
+
+
+class _Reads(Enum):
+    """Who reads jobs."""
+
+    MAIN = auto()
+    MAIN_FIRST = auto()  # until the next job comes: then worker threads
+    THREADS = auto()
 
 
 class JobReader:
@@ -23,10 +32,7 @@ class JobReader:
         #: Read a job on the main thread, while that reads; None if interrupted.
         self.receive = receive
         self._first: Any = None
-        #: Set while worker threads read.
-        self._in_threads = threading.Event()
-        #: Whether they are to read from the next job on.
-        self._is_watched = False
+        self._reads = _Reads.MAIN
         self._open = 0
         self._lock = threading.Lock()
         #: Wakes the thread that waits at the pipe when it has a first job, or all have finished.
@@ -42,21 +48,22 @@ class JobReader:
         os.write(self._wake_writer, b"\0")
 
     def _read_in_threads(self) -> None:
-        self._in_threads.set()
+        self._reads = _Reads.THREADS
         self._either.modify(self._pipe, _ANY_JOB)
 
     def watch(self) -> None:
         """Have worker threads read from the next job on; called on the main thread."""
-        self._is_watched = True
+        self._reads = _Reads.MAIN_FIRST
         self._either.modify(self._pipe, _ONE_JOB)  # which wakes no thread before there is a job
 
     def unwatch(self) -> bool:
         """Return whether worker threads have begun to read since `watch`; they go on then."""
         with self._lock:
-            is_unread, self._is_watched = self._is_watched, False
-            if is_unread:
-                self._either.modify(self._pipe, _NO_JOB)
-        return not is_unread
+            if self._reads is not _Reads.MAIN_FIRST:  # they may have stopped again, too
+                return True
+            self._reads = _Reads.MAIN
+            self._either.modify(self._pipe, _NO_JOB)
+            return False
 
     def receive_in_thread(self) -> Any:
         """Read a job on a worker thread; None if the main thread is to read again."""
@@ -66,16 +73,15 @@ class JobReader:
             job = self.receive()
         if not job:
             self._either.modify(self._pipe, _NO_JOB)
-            self._in_threads.clear()
+            self._reads = _Reads.MAIN
         return job
 
     def _await_turn(self) -> None:
-        while not self._in_threads.is_set():
+        while self._reads is not _Reads.THREADS:
             if not self._await_job():
                 continue
             with self._lock:
-                if self._is_watched:  # else the main thread was faster
-                    self._is_watched = False
+                if self._reads is _Reads.MAIN_FIRST:  # else the main thread was faster
                     self._read_in_threads()
 
     def _has_more(self) -> bool:

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import Enum, auto
 from functools import partial
 from typing import Any
 
@@ -68,24 +69,32 @@ def _is_stock(app: Any) -> bool:
     return not (paths.is_on("store") or paths.is_on("notify"))
 
 
+class _Storing(Enum):
+    """How a thread stores results for the time being."""
+
+    USUAL = auto()  # as Celery does, and each client is notified at once
+    EACH = auto()  # at once, but in one round trip
+    TOGETHER = auto()  # at the end of a block
+    NOTIFIED_TOGETHER = auto()  # as usual, but clients are notified of several ends at once
+
+
+class _Block:
+    """What one thread collects in a block of code."""
+
+    def __init__(self, storing: _Storing = _Storing.USUAL) -> None:
+        self.storing = storing
+        self.entries: dict[bytes, Entry] = {}
+        #: Ends that are stored, and of which their clients are not yet notified.
+        self.unnotified: list[Entry] = []
+        #: The facts of the model calls of its tasks, by task id.
+        self.facts: Mapping[str, Facts] = _NO_FACTS
+
+
 class _OfThread(threading.local):
-    """What one thread collects."""
-
-    #: Whether it collects results, to store them together.
-    collects = False
-
-    #: Whether it stores results in one round trip each, though no client is to be notified.
-    stores_each = False
-
-    #: The facts of the model calls of its tasks, by task id.
-    facts: Mapping[str, Facts] = _NO_FACTS
-
-    #: Ends that are stored, and of which their clients are not yet notified; None if each is
-    #: notified at once.
-    unnotified: list[Entry] | None = None
+    """The block that one thread is in."""
 
     def __init__(self) -> None:
-        self.entries: dict[bytes, Entry] = {}
+        self.block = _Block()
 
 
 class BulkResultWriter:
@@ -116,31 +125,20 @@ class BulkResultWriter:
         return found
 
     @contextmanager
-    def buffering(self) -> Iterator[BulkResultWriter]:
-        """Collect what this thread stores in this block, or at least what clients are to know."""
+    def storing(self, *, together: bool) -> Iterator[BulkResultWriter]:
+        """Store what this thread stores in this block at its end, or each in one round trip."""
+        if self.stores_in_bulk:
+            how = _Storing.TOGETHER if together else _Storing.EACH
+        else:
+            how = _Storing.NOTIFIED_TOGETHER if together else _Storing.USUAL
         thread = self._thread
-        before = thread.collects, thread.entries, thread.facts, thread.unnotified
+        before, thread.block = thread.block, _Block(how)
         try:
-            if self.stores_in_bulk:
-                thread.collects, thread.entries = True, {}
-                yield self
-                self._write(self._take())
-            else:
-                thread.unnotified = []
-                yield self
+            yield self
+            self._write(self._take())
         finally:
             self._notify_collected()
-            thread.collects, thread.entries, thread.facts, thread.unnotified = before
-
-    @contextmanager
-    def storing_each(self) -> Iterator[None]:
-        """Store each result of this thread at once in this block, in one round trip, not three."""
-        thread = self._thread
-        before, thread.stores_each = thread.stores_each, self.stores_in_bulk
-        try:
-            yield
-        finally:
-            thread.stores_each = before
+            thread.block = before
 
     def record(
         self,
@@ -153,12 +151,13 @@ class BulkResultWriter:
     ) -> Any:
         """Store one result as Celery's backend does, soon or now, and notify its client."""
         channel = _reply_channel(task_id, state, request) if self._notifies else ""
-        thread, name = self._thread, bytes_to_str(task_id)
-        if not (thread.collects or thread.stores_each or (channel and self.stores_in_bulk)):
+        block, name = self._thread.block, bytes_to_str(task_id)
+        is_ours = block.storing in (_Storing.EACH, _Storing.TOGETHER)
+        if not (is_ours or (channel and self.stores_in_bulk)):
             self._store_one(task_id, result, state, traceback, request=request, **kwargs)
             if channel:
                 key = self._backend.get_key_for_task(name)
-                facts = thread.facts.get(name, _UNKNOWN_FACTS)
+                facts = block.facts.get(name, _UNKNOWN_FACTS)
                 self._notify(Entry(name, key, "", state, channel, *facts))
             return result
         meta = self._result_meta(result=result, state=state, traceback=traceback, request=request)
@@ -166,11 +165,11 @@ class BulkResultWriter:
         reads = bool(getattr(request, READS_PAYLOADS, None))
         task = getattr(request, "task", None) or ""
         # The body of a chord may start, and read the result, as soon as this part is counted.
-        if thread.collects and not getattr(request, "chord", None):
+        if block.storing is _Storing.TOGETHER and not getattr(request, "chord", None):
             self.add(meta, channel, self._backend.encode, task, reads_payloads=reads)
             return result
         entry = self._entry(meta, channel, self._backend.encode, task, reads_payloads=reads)
-        if thread.stores_each:
+        if block.storing is _Storing.EACH:
             self._write([entry])
         else:
             self._backend.ensure(self._store.write, ([entry],))
@@ -186,7 +185,7 @@ class BulkResultWriter:
         reads_payloads: bool = False,
     ) -> None:
         """Collect a result of Celery's backend, unless the task has succeeded before."""
-        entries = self._thread.entries
+        entries = self._thread.block.entries
         channel = channel if self._notifies else ""
         entry = self._entry(meta, channel, encode, task, reads_payloads=reads_payloads)
         former = entries.get(entry.key)
@@ -195,7 +194,7 @@ class BulkResultWriter:
 
     def attach(self, facts: Mapping[str, Facts]) -> None:
         """Attach the facts of model calls, by task id, to what this thread stores."""
-        self._thread.facts = facts
+        self._thread.block.facts = facts
 
     def announce(self) -> None:
         """Store what has been collected, if that is possible at once; else all but starts later."""
@@ -205,7 +204,7 @@ class BulkResultWriter:
             self._store.write(entries)
         except Exception as error:
             kept = {each.key: each for each in entries if each.state != states.STARTED}
-            self._thread.entries = kept
+            self._thread.block.entries = kept
             if not isinstance(error, temporary_errors(self._backend)):
                 raise
             logger.warning(
@@ -217,21 +216,25 @@ class BulkResultWriter:
 
     def _notify(self, entry: Entry) -> None:
         """Notify a client of a result that is stored, soon or now."""
-        unnotified = self._thread.unnotified
-        if unnotified is None or entry.state not in states.READY_STATES:
+        block = self._thread.block
+        is_last = entry.state in states.READY_STATES
+        if not is_last or block.storing is not _Storing.NOTIFIED_TOGETHER:
             self._store.notify([entry])
             return
-        unnotified.append(entry)
-        if len(unnotified) == _MOST_UNNOTIFIED:
+        block.unnotified.append(entry)
+        if len(block.unnotified) == _MOST_UNNOTIFIED:
             self._notify_collected()
 
     def _notify_collected(self) -> None:
-        if unnotified := self._thread.unnotified:
-            self._thread.unnotified = []
+        block = self._thread.block
+        unnotified, block.unnotified = block.unnotified, []
+        if unnotified:
             self._store.notify(unnotified)
 
     def _write(self, entries: list[Entry]) -> None:
         """Store these, retried as Celery's own retry policy says."""
+        if not entries:
+            return
         backend = self._backend
         policy = backend.retry_policy
         errback = partial(backend.on_connection_error, policy["max_retries"])
@@ -239,7 +242,8 @@ class BulkResultWriter:
         retry_over_time(self._store.write, errors, (entries,), errback=errback, **policy)
 
     def _take(self) -> list[Entry]:
-        entries, self._thread.entries = self._thread.entries, {}
+        block = self._thread.block
+        entries, block.entries = block.entries, {}
         return list(entries.values())
 
     def _entry(
@@ -257,7 +261,7 @@ class BulkResultWriter:
         value = encode(meta)
         if isinstance(value, str) and len(value) > self._largest:
             raise BackendStoreError("value too large for Redis", state=state, task_id=task_id)
-        facts = self._thread.facts.get(task_id, _UNKNOWN_FACTS)
+        facts = self._thread.block.facts.get(task_id, _UNKNOWN_FACTS)
         return Entry(task_id, backend.get_key_for_task(task_id), value, state, channel, *facts)
 
 
@@ -290,10 +294,10 @@ def notify_clients(app: Any, tasks: Iterable[Any]) -> None:
 def buffered_results(task: Any) -> AbstractContextManager[BulkResultWriter | None]:
     """Return a context that stores its results together, at its end; its value is the writer."""
     writer = BulkResultWriter.of(task.backend)
-    return nullcontext() if writer is None else writer.buffering()
+    return nullcontext() if writer is None else writer.storing(together=True)
 
 
-def results_stored_each(task: Any) -> AbstractContextManager[None]:
+def results_stored_each(task: Any) -> AbstractContextManager[BulkResultWriter | None]:
     """Return a context in which each result is stored at once, but in one round trip."""
     writer = BulkResultWriter.of(task.backend)
-    return nullcontext() if writer is None else writer.storing_each()
+    return nullcontext() if writer is None else writer.storing(together=False)
