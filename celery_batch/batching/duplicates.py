@@ -41,8 +41,8 @@ class Duplicates(Generic[T]):
         self._followers: dict[Hashable, list[Request[T]]] = {}
 
     def __len__(self) -> int:
-        """Return how many requests follow an equal one."""
-        return sum(map(len, self._followers.values()))
+        """Return how many requests wait, those that follow an equal one among them."""
+        return len(self._queue) + sum(map(len, self._followers.values()))
 
     def has_equal(self, item: T) -> bool:
         """Return whether an equal item waits, so that this one would add no work."""

@@ -96,6 +96,9 @@ class TargetedQueue(Generic[T]):
         self.remove, self.discard = batcher.remove, batcher.discard
         self.clear = batcher.clear
 
+    def __len__(self) -> int:
+        return len(self._batcher)
+
     def next(
         self, now: float, *, full_only: bool = False, earns_share: bool = True
     ) -> Batch[T] | Wait:

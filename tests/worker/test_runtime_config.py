@@ -25,6 +25,7 @@ from celery_batch.batching.batch import Reason
 from celery_batch.compat.celery import allow_delayed_replies
 from celery_batch.config import OPTIONS, policy_of
 from celery_batch.runtime import devices, registry
+from celery_batch.telemetry.meter import Tally
 from celery_batch.testing import EchoModel, ManualClock
 from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.control import commands, reload
@@ -243,13 +244,13 @@ def test_paused_task_queue_keeps_new_requests_and_runs_retried_ones(worker: Work
 
     assert [["a", "b"], ["a"]] == pool.batches
     assert 1 == task_queue.reasons[Reason.ALONE]
-    assert 3 == task_queue.waiting
+    assert 3 == task_queue.report(Tally())["waiting"]
 
     pool.finish()
     worker.scheduler.resume(task_queue, OPERATOR)
 
     assert [["a", "b"], ["a"], ["c", "d"]] == pool.batches
-    assert 1 == task_queue.waiting
+    assert 1 == task_queue.report(Tally())["waiting"]
 
 
 def test_kept_requests_count_for_room_and_go_back_with_the_connection(worker: Worker):
@@ -342,7 +343,7 @@ def test_acknowledged_request_runs_while_paused(worker: Worker):
 
     assert task_queue.is_paused
     assert ["b"] == [request.id for request in task_queue.take_set_aside()]
-    assert 1 == task_queue.waiting
+    assert 1 == task_queue.report(Tally())["waiting"]
 
 
 def test_task_queue_resumes_when_all_have_resumed_it(worker: Worker, pool: Pool):

@@ -103,18 +103,12 @@ class TaskQueue:
         if policy.target_latency is not None:
             self.target = TargetTracker(self._batcher, processes)
         self._call_times = CallTimes() if self.target is None else self.target.call_times
-        self._row_digest = row_digest_of(task) if policy.dedupe else None
-        self._queue = self._front_queue()
+        #: The batcher, or what takes its requests and gives its batches: a target, equal requests.
+        self._queue: _Queue | Duplicates[Any] = self._batcher
+        self._share_rows(wanted=policy.dedupe)
         self._item_cost = None if policy.max_batch_cost is None else item_cost_of(task)
         #: Guards the decisions of all task queues of the worker.
         self._lock = lock
-
-    def _front_queue(self) -> _Queue | Duplicates[Any]:
-        """Return what takes requests and gives batches; it may keep equal ones from the batcher."""
-        queue: _Queue = self._batcher if self.target is None else self.target.queue
-        if self._row_digest is None:
-            return queue
-        return Duplicates(queue, attrgetter("row_digest"), LARGEST_BATCH)
 
     @property
     def policy(self) -> BatchPolicy:
@@ -136,8 +130,10 @@ class TaskQueue:
         """Let equal requests share a row from now on, or run each by itself."""
         if isinstance(self._queue, Duplicates):
             self._queue.release()
-        self._row_digest = row_digest_of(self.task) if wanted else None
-        self._queue = self._front_queue()
+        self._row_digest = digest = row_digest_of(self.task) if wanted else None
+        queue: _Queue = self._batcher if self.target is None else self.target.queue
+        shared = Duplicates(queue, attrgetter("row_digest"), LARGEST_BATCH)
+        self._queue = queue if digest is None else shared
 
     @property
     def is_empty(self) -> bool:
@@ -422,12 +418,6 @@ class TaskQueue:
         return len(self.take_set_aside(is_revoked))
 
     @property
-    def waiting(self) -> int:
-        """How many requests wait, with those that are set aside."""
-        following = len(self._queue) if isinstance(self._queue, Duplicates) else 0
-        return len(self._batcher) + following + len(self._set_aside)
-
-    @property
     def oldest_age(self) -> float:
         """Seconds since the oldest request arrived that waits or is set aside; 0 without one."""
         oldest: float = min([self.oldest, *(request.arrived for request in self._set_aside)])
@@ -442,7 +432,7 @@ class TaskQueue:
             "linger": policy.linger_seconds,
             "low_priority_share": policy.low_priority_share,
             "device_share": policy.device_share,
-            "waiting": self.waiting,
+            "waiting": len(self._queue) + len(self._set_aside),
             "batches": self.reasons.total(),
             "requests": self.requests,
             "rows": self.rows,
