@@ -219,7 +219,9 @@ class Publisher(PerProcess):
             return apply(**options)
         task_id = options.get("task_id", "")
         try:
+            single = _SINGLE if bulk.app is None else _SINGLE - {"producer"}  # a canvas' own
             is_single = not self._settings.bulk or self._settings.is_eager
+            is_single = is_single or not single.isdisjoint(options)
             return (self._apply_singly if is_single else self._apply_in_bulk)(apply, options, bulk)
         except OperationalError as error:
             if error is not bulk.uploads.failed.get(task_id):
@@ -231,31 +233,30 @@ class Publisher(PerProcess):
     def _apply_in_bulk(
         self, apply: Callable[..., Any], options: dict[str, Any], bulk: BulkWrite
     ) -> Any:
-        is_canvas, task_id = bulk.app is not None, options.get("task_id", "")
-        if not (_SINGLE - {"producer"} if is_canvas else _SINGLE).isdisjoint(options):
-            return self._apply_singly(apply, options, bulk)
-        if bulk.confirmed is not None:
-            bulk.uploads.require(task_id)
-            return bulk.confirmed.send(apply, options)
-        with self._app.producer_or_acquire(options.get("producer")) as producer:
-            connection = producer.connection
-            driver = connection.transport.driver_type
+        task_id = options.get("task_id", "")
+        if bulk.confirmed is None:
+            with self._app.producer_or_acquire(options.get("producer")) as producer:
+                connection = producer.connection
+                driver = connection.transport.driver_type
+                confirms = connection.transport_options.get("confirm_publish")
+                if driver == "redis":
+                    collector = RedisProducer(producer, partial(bulk.uploads.require, task_id))
+                    result = apply(**{**options, "producer": collector})
+            # With no producer held: the write needs one, and there may be no other.
             if driver == "redis":
-                collector = RedisProducer(producer, partial(bulk.uploads.require, task_id))
-                result = apply(**{**options, "producer": collector})
-            confirms = connection.transport_options.get("confirm_publish")
-        # With no producer held: the write needs one, and there may be no other.
-        if driver == "redis" and collector.captured is not None:
+                return self._add_collected(collector, result, bulk)
+            if driver != "amqp" or not confirms or bulk.app is not None:
+                return self._apply_singly(apply, options, bulk)
+        bulk.uploads.require(task_id)
+        bulk.confirmed = bulk.confirmed or ConfirmedBulk(self._app, bulk)
+        return bulk.confirmed.send(apply, options)
+
+    def _add_collected(self, collector: RedisProducer, result: Any, bulk: BulkWrite) -> Any:
+        if collector.captured is None:  # it was sent
+            bulk.sent.append(result)
+        else:
             key, message = collector.captured
             bulk.add(PreparedMessage(key, dumps(message)), result, self._send_buffer)
-        elif driver == "redis":
-            bulk.sent.append(result)
-        elif driver == "amqp" and confirms and not is_canvas:
-            bulk.uploads.require(task_id)
-            bulk.confirmed = ConfirmedBulk(self._app, bulk)
-            result = bulk.confirmed.send(apply, options)
-        else:
-            result = self._apply_singly(apply, options, bulk)
         return result
 
     def _apply_singly(
