@@ -105,26 +105,11 @@ def pad_torch(
     device: Any = None,
 ) -> tuple[Any, Any]:
     """
-    Pad rows at their ends, and return one torch tensor and its mask.
+    Pad rows at their ends, and return one torch tensor and its mask; see `pad`.
 
-    Args:
-        rows: Lists of numbers, or tensors or arrays of shape ``(length, ...)`` that differ in
-            length only.
-        lengths: The lengths to choose from, as in `padded_length`.
-        multiple: Instead of `lengths`: pad to a multiple of this number.
-        value: What to pad with.
-        dtype: Of the tensor.  Unless given: int64 for lists of whole numbers, torch's default
-            (float32) for lists of others, and the common dtype of tensors and arrays.
-        device: Of the tensor and its mask, which are copied there once; unless given, that of
-            the rows, and of lists the CPU.
-
-    Returns:
-        The padded rows, of shape ``(rows, length, ...)``, and a mask of shape ``(rows, length)``
-        and dtype ``torch.bool``, True where a row has a value.
-
-    Raises:
-        ItemTooLarge: A row is longer than all lengths.
-        TypeError: A row is a single number.
+    The rows may be tensors, too.  The dtype is torch's default for lists of other than whole
+    numbers.  The tensor and its mask are copied to `device` once; unless given, they are where the
+    rows are, and those of lists on the CPU.
     """
     torch = import_module("torch")
     tensors = [torch.as_tensor(row) for row in rows]

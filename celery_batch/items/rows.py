@@ -90,23 +90,7 @@ class ChunkCalls:
         headers: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Any:
-        """
-        Send many rows as one task, with options.
-
-        Args:
-            columns: As for `delay_rows`.
-            kwargs: Lists for parameters by name.
-            headers: Of the message.
-            options: Of Celery's `apply_async`.
-
-        Returns:
-            A `BatchResult`, whose value is the list of outputs, one per row, in order.
-
-        Raises:
-            InvalidChunk: There are no rows, or the lists differ in length.
-            TypeError: The lists do not fit the function's parameters.
-            QueueFull: There is not enough room for all rows; none was sent.
-        """
+        """Send many rows as one task, with options of Celery's `apply_async`; see `delay_rows`."""
         args, named, rows = self._as_message(columns, kwargs)
         headers = {**(headers or {}), ROWS: rows}
         return self.apply_async(args, named, headers=headers, **options)  # type: ignore[attr-defined]
@@ -119,20 +103,10 @@ class ChunkCalls:
         **options: Any,
     ) -> Any:
         """
-        Return a chunk as a signature, for chains, groups and chords.
+        Return a chunk as a signature, for chains, groups and chords; see `apply_rows`.
 
         It is immutable, as of Celery's `si`: what goes before it in a chain adds no
         argument to it.
-
-        Args:
-            columns: As for `delay_rows`.
-            kwargs: Lists for parameters by name.
-            headers: Of the message.
-            options: Of Celery's `apply_async`.
-
-        Raises:
-            InvalidChunk: There are no rows, or the lists differ in length.
-            TypeError: The lists do not fit the function's parameters.
         """
         args, named, rows = self._as_message(columns, kwargs)
         options["headers"] = {**(headers or {}), ROWS: rows}

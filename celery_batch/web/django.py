@@ -46,17 +46,7 @@ class BatchErrorMiddleware(MiddlewareMixin):
 
 
 def array_response(request: HttpRequest, outputs: Any) -> HttpResponse:
-    """
-    Return a response with outputs as a request's header ``Accept`` asks for them.
-
-    Args:
-        request: The request.
-        outputs: As for `encode_outputs`: .npy for ``application/x-npy`` and
-            ``application/octet-stream``, else JSON.
-
-    Raises:
-        NotAcceptable: The client accepts only .npy, and the outputs are no such arrays.
-    """
+    """Return a response as the header ``Accept`` of a request asks for it; see `encode_outputs`."""
     body, content_type = encode_outputs(outputs, request.headers.get("Accept"))
     return HttpResponse(body, content_type=content_type, headers={"Vary": "Accept"})
 
@@ -79,13 +69,7 @@ def readiness_view(celery: Celery, tasks: Collection[Any]) -> Callable[..., Http
 def areadiness_view(
     celery: Celery, tasks: Collection[Any]
 ) -> Callable[..., Awaitable[HttpResponse]]:
-    """
-    Return an asynchronous view that answers 200 if workers serve the tasks, else 503.
-
-    Args:
-        celery: The Celery app.
-        tasks: The batch tasks that the site calls.
-    """
+    """Return an asynchronous view, for ASGI; see `readiness_view`."""
 
     async def readyz(_request: HttpRequest) -> HttpResponse:
         return _response(await areadiness(celery, tasks))

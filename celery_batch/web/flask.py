@@ -67,19 +67,7 @@ def _encode_arrays(app: Flask) -> None:
 
 
 def array_response(outputs: Any) -> Response:
-    """
-    Answer the current request with outputs as its header ``Accept`` asks for them.
-
-    Args:
-        outputs: As for `encode_outputs`: .npy for ``application/x-npy`` and
-            ``application/octet-stream``, else JSON.
-
-    Returns:
-        The response.
-
-    Raises:
-        NotAcceptable: The client accepts only .npy, and the outputs are no such arrays.
-    """
+    """Answer the request as its header ``Accept`` asks for it; see `encode_outputs`."""
     body, content_type = encode_outputs(outputs, request.headers.get("Accept"))
     return Response(body, content_type=content_type, headers={"Vary": "Accept"})
 

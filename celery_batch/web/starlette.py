@@ -40,17 +40,7 @@ async def _error_response(_request: Request, exception: Exception) -> Response:
 
 
 def array_response(request: Request, outputs: Any) -> Response:
-    """
-    Return a response with outputs as a request's header ``Accept`` asks for them.
-
-    Args:
-        request: The request.
-        outputs: As for `encode_outputs`: .npy for ``application/x-npy`` and
-            ``application/octet-stream``, else JSON.
-
-    Raises:
-        NotAcceptable: The client accepts only .npy, and the outputs are no such arrays.
-    """
+    """Return a response as the header ``Accept`` of a request asks for it; see `encode_outputs`."""
     body, content_type = encode_outputs(outputs, request.headers.get("Accept"))
     return Response(body, headers={"Vary": "Accept"}, media_type=content_type)
 

@@ -435,12 +435,7 @@ class EagerBatchResult(EagerResult):  # type: ignore[misc]
         return result
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """
-        Return the result, or raise what the task has failed with.
-
-        Raises:
-            Exception: Whatever the task has failed with.
-        """
+        """Return the result, or raise what the task has failed with."""
         yield from ()
         return self.get()
 
