@@ -16,7 +16,6 @@ from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -372,24 +371,11 @@ def _directory_payloads(store: DirectoryPayloads) -> PayloadFacts:
     about: dict[str, Any] = {"kind": "directory", "url": str(store.path)}
     try:
         if not store.path.exists():  # which the first payload would make, with our rights
-            error = _why_not_created(store.path)
-            return PayloadFacts(**about, error=error, is_missing=not error)
+            return PayloadFacts(**about, is_missing=True)
         expired, overdue = store.expired(), store.expired(ago=_OVERDUE)
     except (OSError, StoreError) as error:
         return PayloadFacts(**about, error=why(error))
     return _tried(store, {**about, "expired": len(expired), "overdue": len(overdue)})
-
-
-def _why_not_created(path: Path) -> str:
-    """Return why a directory cannot be created; empty if some user may be allowed to."""
-    parent = next(each for each in path.parents if each.exists())
-    try:
-        with TemporaryDirectory(prefix="celery-batch-check-", dir=parent):
-            return ""
-    except PermissionError:  # another user may be allowed to
-        return ""
-    except OSError as error:
-        return f"its directory cannot be created in {parent}: {why(OSError(error.strerror))}"
 
 
 def _tried(store: PayloadStore, about: dict[str, Any]) -> PayloadFacts:

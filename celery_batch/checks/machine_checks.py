@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import takewhile
 
 from celery_batch.checks.facts import PREFORK, Facts, Machine
 from celery_batch.checks.finding import Finding, ok, problem, warning
+from celery_batch.runtime.devices import visible_entries
 
 
 def pool(facts: Facts) -> Iterator[Finding]:
@@ -24,21 +24,11 @@ def pool(facts: Facts) -> Iterator[Finding]:
             "Use prefork, the default.",
         )
     elif name in (*PREFORK, "threads"):
-        yield ok(f"The pool is {name} by the settings here{_running_pools(facts)}.")
+        yield ok(f"The pool is {name} by the settings here.")
     else:
         yield warning(
             f"worker_pool={name} is a pool that celery_batch does not know.", "Use prefork."
         )
-
-
-def _running_pools(facts: Facts) -> str:
-    """Return which pools the running workers have, whose options may say otherwise."""
-    by_pool: dict[str, list[str]] = {}
-    for worker in facts.workers or ():
-        if module := worker.pool_module.rpartition(".")[2]:
-            by_pool.setdefault("threads" if module == "thread" else module, []).append(worker.name)
-    found = [f"{pool} ({', '.join(names)})" for pool, names in sorted(by_pool.items())]
-    return f"; running workers have {', '.join(found)}" if found else ""
 
 
 def replacing(facts: Facts) -> Iterator[Finding]:
@@ -115,11 +105,9 @@ def _without_gpus(machine: Machine, chosen: tuple[str, ...]) -> Finding:
 
 
 def _shown(machine: Machine) -> int:
-    """Return how many GPUs a worker may use; the driver reads as far as the first -1."""
-    if machine.visible is None:
-        return len(machine.gpus or ())
-    entries = [entry.strip() for entry in machine.visible.split(",")]
-    return len(list(takewhile(lambda entry: entry not in ("", "-1"), entries)))
+    """Return how many GPUs a worker may use."""
+    visible = machine.visible
+    return len((machine.gpus or ()) if visible is None else visible_entries(visible))
 
 
 def devices(facts: Facts) -> Iterator[Finding]:

@@ -663,11 +663,6 @@ FINE = [
     ),
     (
         machine_checks.pool,
-        worker(pool={"implementation": "celery.concurrency.thread:TaskPool"}),
-        "The pool is prefork by the settings here; running workers have threads (w).",
-    ),
-    (
-        machine_checks.pool,
         replace(GOOD, pool="threads", workers=None),
         "The pool is threads by the settings here.",
     ),

@@ -239,17 +239,6 @@ def test_a_user_who_may_not_use_the_payload_store(
     assert refused in found.refused
 
 
-@pytest.mark.parametrize("below", ["/proc", "a file"])
-def test_a_directory_of_payloads_that_nobody_can_create(tmp_path: Path, below: str):
-    """It is an error, and not merely missing until the first value is stored."""
-    file = tmp_path / "a file"
-    file.touch()
-    found = found_payloads(batch_payload_store=f"file://{file if below != '/proc' else below}/a/b")
-
-    assert "its directory cannot be created in /" in found.error
-    assert not found.is_missing
-
-
 def test_a_directory_of_payloads(tmp_path: Path):
     """Files that have expired are counted; one that is not there is not made."""
     folder = tmp_path / "payloads"
