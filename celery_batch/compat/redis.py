@@ -27,6 +27,7 @@ __all__ = [
     "descriptor_of",
     "get_connection",
     "log_no_pushes",
+    "packed",
     "read_reply",
     "read_values",
     "round_trip",
@@ -87,7 +88,7 @@ def round_trip(
     connection = get_connection(client.connection_pool)
 
     def run() -> list[Any]:
-        connection.send_packed_command(_packed(commands))
+        connection.send_packed_command(packed(commands))
         return read(connection, len(commands))
 
     try:
@@ -188,7 +189,7 @@ class _ValueReader:
         return size
 
 
-def _packed(commands: Iterable[Sequence[Any]]) -> Iterator[Any]:
+def packed(commands: Iterable[Sequence[Any]]) -> Iterator[Any]:
     """Yield the bytes of commands, large words uncopied."""
     parts: list[Any] = []
     size = 0

@@ -20,7 +20,7 @@ from celery_batch.client.publish.buffer import PreparedMessage, last_deadline
 from celery_batch.compat.amqp import expect_method
 from celery_batch.compat.deadline import waiting_until
 from celery_batch.compat.kombu import library_errors
-from celery_batch.compat.redis import get_connection
+from celery_batch.compat.redis import get_connection, packed
 
 __all__ = ["Transport"]
 
@@ -115,7 +115,7 @@ def _push_redis(channel: Any, messages: list[PreparedMessage]) -> None:
     deadline = last_deadline(messages)
     connection = get_connection(pool)
     try:
-        commands = b"".join(_lpush(*each) for each in lists.items())
+        commands = b"".join(packed(_lpush(*each) for each in lists.items()))
         _send(connection, commands, deadline)
         for pushed in lists.values():
             _await_answer(connection, deadline, len(commands))
@@ -135,14 +135,9 @@ def _push_redis(channel: Any, messages: list[PreparedMessage]) -> None:
         raise refused
 
 
-def _lpush(key: str, messages: list[PreparedMessage]) -> bytes:
-    """Return an LPUSH as it goes over the wire."""
+def _lpush(key: str, messages: list[PreparedMessage]) -> list[bytes]:
     texts = (message.text for message in messages)
-    encoded = (text.encode() if isinstance(text, str) else text for text in texts)
-    words = [b"LPUSH", key.encode(), *encoded]
-    return b"*%d\r\n" % len(words) + b"".join(
-        b"$%d\r\n%b\r\n" % (len(word), word) for word in words
-    )
+    return [b"LPUSH", key.encode(), *(t.encode() if isinstance(t, str) else t for t in texts)]
 
 
 def _send(connection: Any, commands: bytes, deadline: float) -> None:
