@@ -36,6 +36,7 @@ __all__ = [
     "milliseconds_warnings",
     "outputs_of",
     "policy_of",
+    "prefetch_warnings",
     "require",
     "steps_of",
     "unread_settings",
@@ -324,6 +325,23 @@ def changeable_options(task: Any) -> tuple[str, ...]:
     target = TARGET_OPTIONS if task.target_latency is not None else ()
     reuse = [option for option in REUSE_OPTIONS if getattr(task, option)]
     return (*OPTIONS, SHARE_OPTION, *cost, *target, *reuse)
+
+
+def prefetch_warnings(app: Any, multiplier: int, messages: int) -> list[str]:
+    """Return a warning for each setting with which a worker cannot hold so many messages alone."""
+    found, limit = [], app.conf.get("worker_eta_task_limit")
+    if limit is not None and limit < messages:
+        found.append(
+            f"worker_eta_task_limit={limit} limits batches: a worker needs to hold {messages}"
+            f" messages; raise it to {messages}, or lower max_batch_size"
+        )
+    if multiplier == 0:
+        found.append(
+            f"worker_prefetch_multiplier=0 lets one worker take all messages of a queue from the"
+            f" others; leave the setting out, a worker then holds the {messages} messages that its"
+            f" batches can use"
+        )
+    return found
 
 
 def milliseconds_warnings(name: str, policy: BatchPolicy) -> list[str]:

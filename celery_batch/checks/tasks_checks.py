@@ -11,6 +11,7 @@ from celery_batch.compat.fast_paths import PathState, states_in_words
 from celery_batch.config import (
     milliseconds_warnings,
     policy_of,
+    prefetch_warnings,
     steps_of,
     unread_settings,
     usual_messages,
@@ -33,8 +34,7 @@ def settings(facts: Facts) -> Iterator[Finding]:
 def tasks(facts: Facts) -> Iterator[Finding]:
     """Whether the app has batch tasks, and whether others were meant to be some."""
     for text in facts.misplaced:
-        says, fix = text.split("; ")
-        yield warning(f"{says}.", f"D{fix[1:]}.")
+        yield _split(text)
     if facts.tasks:
         yield ok(f"Batch tasks: {', '.join(task.name for task in facts.tasks)}.")
     elif not facts.trouble:
@@ -45,13 +45,18 @@ def tasks(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def _split(text: str) -> Finding:
+    """Return a warning as workers log it."""
+    says, fix = text.split("; ")
+    return warning(f"{says}.", f"{fix[:1].upper()}{fix[1:]}.")
+
+
 def policies(facts: Facts) -> Iterator[Finding]:
     """Waits in milliseconds or above the target, and tasks that are not batched."""
     for task in facts.tasks:
         policy = policy_of(task)
         for text in milliseconds_warnings(task.name, policy) if task.traces_items else ():
-            says, fix = text.split("; ")
-            yield warning(f"{says}.", f"{fix.capitalize()}.")
+            yield _split(text)
         target = policy.target_latency
         if target is not None and target < policy.max_wait:
             yield warning(
@@ -181,20 +186,9 @@ _NAMED = 3
 def _held_back(facts: Facts, held: int) -> Iterator[Finding]:
     conf = facts.conf
     processes = 1 if facts.pool == "solo" else conf.worker_concurrency or facts.machine.cpus
-    if conf.worker_prefetch_multiplier == 0:
-        yield warning(
-            "worker_prefetch_multiplier=0 lets one worker take the whole queue away from the"
-            " others.",
-            f"Leave the setting out: each pool process then holds the {held} messages that its"
-            " batches can use.",
-        )
-    limit = conf.get("worker_eta_task_limit")
-    if limit is not None and limit < held * processes:
-        yield warning(
-            f"worker_eta_task_limit={limit} caps batches: with {processes} pool"
-            f" processes a worker needs to hold {held * processes} messages.",
-            f"Raise it to {held * processes}, or lower max_batch_size.",
-        )
+    messages = held * processes
+    for text in prefetch_warnings(facts.app, conf.worker_prefetch_multiplier, messages):
+        yield _split(text)
     if conf.get("worker_disable_prefetch") and facts.broker.kind == "redis":
         yield warning(
             "worker_disable_prefetch is set: each pool process holds two batches of each task"

@@ -37,7 +37,7 @@ def test_disabled_prefetch_still_fills_batches(shop: Shop):
     ("conf", "warning"),
     [
         ({"worker_eta_task_limit": 10}, "worker_eta_task_limit=10 limits batches"),
-        ({"worker_prefetch_multiplier": 0}, "worker_prefetch_multiplier=0 lets this worker take"),
+        ({"worker_prefetch_multiplier": 0}, "worker_prefetch_multiplier=0 lets one worker take"),
         (
             {"batch_max_wait": 10},
             "shop.timed: max_wait=10 is in seconds; if you mean milliseconds, write 0.01",

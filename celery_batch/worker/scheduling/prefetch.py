@@ -15,7 +15,7 @@ from celery_batch.batching.policy import BatchPolicy
 from celery_batch.broker_depth import driver_of
 from celery_batch.compat.celery import has_global_qos
 from celery_batch.compat.kombu import consume_again
-from celery_batch.config import policy_of, usual_messages
+from celery_batch.config import policy_of, prefetch_warnings, usual_messages
 from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.scheduling.slots import Slots
 from celery_batch.worker.scheduling.task_queue import KEY_WINDOW, TaskQueue
@@ -77,20 +77,9 @@ def _apply_prefetch(consumer: Any) -> None:
 
 def warn_about_limits(worker: Any, per_process: int) -> None:
     """Log which settings of the user would keep batches below their size."""
-    limit, wanted = worker.app.conf.get("worker_eta_task_limit"), per_process * worker.concurrency
-    if limit is not None and limit < wanted:
-        logger.warning(
-            "worker_eta_task_limit=%s limits batches: this worker needs to hold %s messages;"
-            " raise the limit to that, or lower max_batch_size",
-            limit,
-            wanted,
-        )
-    if worker.prefetch_multiplier == 0:
-        logger.warning(
-            "worker_prefetch_multiplier=0 lets this worker take all messages of a queue from"
-            " the others; leave the setting out, batches then get the %s messages they need",
-            wanted,
-        )
+    wanted = per_process * worker.concurrency
+    for text in prefetch_warnings(worker.app, worker.prefetch_multiplier, wanted):
+        logger.warning("%s", text)
 
 
 def override_disabled_prefetch(consumer: Any, policy: Callable[[Any], BatchPolicy]) -> None:
