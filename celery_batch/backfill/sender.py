@@ -16,7 +16,7 @@ from kombu.exceptions import EncodeError, OperationalError
 from celery_batch.backfill.window import Answer, Chunk
 from celery_batch.cluster.control_client import ControlClient, impatient_connection
 from celery_batch.compat.deadline import waiting_until
-from celery_batch.compat.tasks import call_options
+from celery_batch.compat.tasks import queue_of_calls
 from celery_batch.config import max_queue_of
 from celery_batch.errors import BackfillError, BatchError, ChunkFailed, QueueFull
 from celery_batch.protocol import QUIETLY, SENT
@@ -26,15 +26,9 @@ __all__ = ["Sender", "unserved"]
 log = logging.getLogger(__name__)
 
 
-def queue_of(task: Any, options: dict[str, Any]) -> str:
-    """Return the name of the queue that calls of a task with these options go to."""
-    options = {**call_options(task), **options}
-    return str(task.app.amqp.router.route(options, task.name)["queue"].name)
-
-
 def unserved(task: Any, options: dict[str, Any]) -> str:
     """Return in words that no worker reads a task's queue; "" if one does, or none can tell."""
-    app, queue = task.app, queue_of(task, options)
+    app, queue = task.app, queue_of_calls(task, options)
     try:
         if task.is_served(queue):
             return ""
@@ -233,7 +227,7 @@ class Sender:
 
     def _lost(self) -> list[Any]:
         with closing(ControlClient(self._task.app)) as client:
-            queue = queue_of(self._task, self._options)
+            queue = queue_of_calls(self._task, self._options)
             are_waiting = client.depths([queue])[queue] > 0
         held = self._held_by_workers()
         if are_waiting and held is None:

@@ -48,7 +48,7 @@ from celery_batch.errors import (
     ModelError,
     OutOfMemory,
 )
-from celery_batch.formatting import figure, number
+from celery_batch.formatting import brief, figure, number
 from celery_batch.items.functions import item_cost_of
 from celery_batch.items.pending_answer import pending_answer
 from celery_batch.items.shapes import fixed_sizes_of
@@ -189,15 +189,11 @@ def _check(task: BatchTask, batch: Sequence[Row], outcomes: Sequence[Outcome]) -
         if isinstance(error, OutOfMemory):
             raise error
         if error is not None:
+            shown = brief(row[0] if len(row) == 1 else row)
             raise ModelError(
-                f"{task.name}: {_quoted(row)} failed with {type(error).__name__}: {error};"
+                f"{task.name}: {shown} failed with {type(error).__name__}: {error};"
                 f" measure with rows that succeed, by --input"
             ) from error
-
-
-def _quoted(row: Row) -> str:
-    text = ascii(row[0] if len(row) == 1 else row)
-    return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004 (a line's worth)
 
 
 #: The columns; those without any value are left out.

@@ -15,7 +15,7 @@ from typing import Any
 from kombu.exceptions import OperationalError
 
 from celery_batch.client.background import BrokerPoller
-from celery_batch.compat.tasks import call_options
+from celery_batch.compat.tasks import queue_of_calls
 
 __all__ = ["ServedPoller", "ais_served", "is_served"]
 
@@ -127,7 +127,8 @@ def _request(task: Any, queue: Any) -> Future[Answer]:
         answer: Future[Answer] = Future()
         answer.set_result(True)
         return answer
-    return ServedPoller.of(task.app).request(_queue_name(task, queue), task.name)
+    name = queue_of_calls(task) if queue is None else str(getattr(queue, "name", queue))
+    return ServedPoller.of(task.app).request(name, task.name)
 
 
 def _found(task: Any, answer: Future[Answer], timeout: float | None) -> bool:
@@ -136,10 +137,3 @@ def _found(task: Any, answer: Future[Answer], timeout: float | None) -> bool:
     if isinstance(found, str):
         raise OperationalError(f"{task.name}: whether it is served is not known: {found}")
     return found
-
-
-def _queue_name(task: Any, queue: Any) -> str:
-    if queue is None:
-        options = call_options(task)
-        queue = task.app.amqp.router.route(options, task.name)["queue"]
-    return str(getattr(queue, "name", queue))

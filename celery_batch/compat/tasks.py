@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from operator import methodcaller
 from typing import Any
@@ -21,6 +21,7 @@ __all__ = [
     "call_options",
     "check_functions",
     "evaluate_tasks_once",
+    "queue_of_calls",
     "raise_parent_error",
     "send_groups_with",
     "task_meta",
@@ -102,6 +103,12 @@ def evaluate_tasks_once() -> None:
 def _renew_lock() -> None:
     global _evaluating  # noqa: PLW0603 (one of the process)
     _evaluating = threading.RLock()
+
+
+def queue_of_calls(task: Any, options: Mapping[str, Any] | None = None) -> str:
+    """Return the name of the queue that calls of a task with some options go to."""
+    options = {**call_options(task), **(options or {})}
+    return str(task.app.amqp.router.route(options, task.name)["queue"].name)
 
 
 def raise_parent_error(result: Any) -> None:
