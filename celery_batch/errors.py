@@ -49,7 +49,7 @@ class BatchError(Exception):
     status_code = 500
 
     def __str__(self) -> str:
-        return super().__str__() or (self.__doc__ or "").strip()
+        return str(self.args[0] if self.args else "") or (self.__doc__ or "").strip()
 
 
 class ConfigurationError(BatchError, ValueError):
@@ -148,9 +148,6 @@ class QueueFull(BatchError):
         #: Estimated seconds until a call is accepted; None if it never will be.
         self.retry_after = retry_after
 
-    def __str__(self) -> str:
-        return str(self.args[0] if self.args else "") or (self.__doc__ or "").strip()
-
 
 class StreamerClosed(BatchError):
     """The streamer takes no more requests: its workers were destroyed."""
@@ -210,9 +207,6 @@ class ChunkFailed(ModelError):
         # Celery replaces what the result serializer cannot encode by a string.
         value = self.args[index] if len(self.args) > index else []
         return list(value) if isinstance(value, (list, tuple)) else []
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else (self.__doc__ or "").strip()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"  # the outputs may be many
