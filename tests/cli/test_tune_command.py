@@ -472,7 +472,7 @@ def test_a_failing_model_is_named_with_the_row(app):
     def failing(item):
         raise KeyError(item[0])
 
-    with pytest.raises(ModelError, match=r"failing: 'a+\.\.\. failed with KeyError"):
+    with pytest.raises(ModelError, match=r"failing: 'a+\.\.\.a+' failed with KeyError"):
         probe(failing, [("a" * 100,)])(1)
 
 
