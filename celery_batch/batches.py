@@ -174,13 +174,7 @@ class Batches(BatchTask):
     flush_interval: ClassVar[float] = 30
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """
-        Take the options of celery-batches.
-
-        Raises:
-            ConfigurationError: An option is misspelt, or the class overrides a step of
-                celery-batches that there is none of here.
-        """
+        """Take the options of celery-batches; refuse misspelt ones, and steps that there are none of."""
         super().__init_subclass__(**kwargs)
         label = cls.name or cls.__qualname__
         for name in _INTERNAL:

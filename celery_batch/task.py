@@ -195,17 +195,9 @@ class BatchTask(ChunkCalls, ClientMethods):
     _batch_signature: ClassVar[inspect.Signature]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """
-        Replace ``run``, which is written on lists, by one for single items.
-
-        Here and not when an app binds the task: Celery has registered it by then,
-        and may have wrapped its ``run`` for ``autoretry_for``.  A task that a decorator
-        makes keeps its app's own task class.
-
-        Raises:
-            ConfigurationError: An option is misspelt, the function cannot be called
-                with lists, or the app's task class cannot be kept.
-        """
+        """Replace ``run``, which is written on lists, by one for single items; check the options."""
+        # Here and not when an app binds the task: Celery has registered it by then, and may have
+        # wrapped its `run` for ``autoretry_for``.
         super().__init_subclass__(**kwargs)
         if cls.__dict__.get("_decorated"):
             keep_app_class(cls, vars(cls)["app"])

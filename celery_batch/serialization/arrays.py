@@ -492,11 +492,8 @@ def _encode_scalar(number: Any) -> Any:
 
 
 def split_rows(outputs: Any) -> Any:
-    """
-    Return the rows of an array of numbers or times; of anything else the outputs in it.
-
-    Arrays are copied, for a model may fill the same memory again while its outputs are encoded.
-    """
+    """Return the rows of an array of numbers or times; of anything else the outputs in it."""
+    # Arrays are copied: a model may fill the same memory again while its outputs are encoded.
     array: Any = outputs
     if isinstance(outputs, _NDArray):
         kind = array.dtype.kind

@@ -92,12 +92,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """
-    What one rate has shown; latencies are in seconds from when a request was to be sent.
-
-    Latencies are those of answers and timeouts; a request that timed out counts with the timeout,
-    so a value that reaches it means at least that.
-    """
+    """What one rate has shown, in seconds from when requests were to be sent."""
 
     #: Requests a second that were offered.
     rate: float
@@ -115,7 +110,8 @@ class LoadResult:
     errors: dict[str, int] = field(default_factory=dict)
     #: What the first error of each kind says.
     messages: dict[str, str] = field(default_factory=dict)
-    #: The median latency; None if nothing was answered and nothing has timed out.
+    #: The median latency of answers and timeouts, which count with the timeout; None if there were
+    #: neither.
     p50: float | None = None
     p90: float | None = None
     p99: float | None = None
