@@ -174,7 +174,7 @@ class Batches(BatchTask):
     flush_interval: ClassVar[float] = 30
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Take the options of celery-batches; refuse misspelt ones, and steps that there are none of."""
+        """Take the options of celery-batches; refuse steps of it that there are none of here."""
         super().__init_subclass__(**kwargs)
         label = cls.name or cls.__qualname__
         for name in _INTERNAL:

@@ -195,7 +195,7 @@ class BatchTask(ChunkCalls, ClientMethods):
     _batch_signature: ClassVar[inspect.Signature]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Replace ``run``, which is written on lists, by one for single items; check the options."""
+        """Replace ``run``, which is written on lists, by one for single items."""
         # Here and not when an app binds the task: Celery has registered it by then, and may have
         # wrapped its `run` for ``autoretry_for``.
         super().__init_subclass__(**kwargs)

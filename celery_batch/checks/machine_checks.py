@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 
 from celery_batch.checks.facts import PREFORK, Facts, Machine
 from celery_batch.checks.finding import Finding, ok, problem, warning
-from celery_batch.runtime.devices import visible_entries
 
 
 def pool(facts: Facts) -> Iterator[Finding]:
@@ -105,9 +105,11 @@ def _without_gpus(machine: Machine, chosen: tuple[str, ...]) -> Finding:
 
 
 def _shown(machine: Machine) -> int:
-    """Return how many GPUs a worker may use."""
-    visible = machine.visible
-    return len((machine.gpus or ()) if visible is None else visible_entries(visible))
+    """Return how many GPUs a worker may use; the driver reads as far as the first -1."""
+    if machine.visible is None:
+        return len(machine.gpus or ())
+    entries = [entry.strip() for entry in machine.visible.split(",")]
+    return len(list(takewhile(lambda entry: entry not in ("", "-1"), entries)))
 
 
 def devices(facts: Facts) -> Iterator[Finding]:

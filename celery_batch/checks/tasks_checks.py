@@ -16,7 +16,6 @@ from celery_batch.config import (
     unread_settings,
     usual_messages,
 )
-from celery_batch.items.functions import option_of
 from celery_batch.runtime.signature import key_names
 
 
@@ -85,13 +84,18 @@ def costs(facts: Facts) -> Iterator[Finding]:
                 f" batch_lengths is {longest}: a longer item is padded to none of them.",
                 f"Lower max_item_cost to {longest}, or add a larger length.",
             )
-        cost, keys = (option_of(task, option) for option in ("cost", "batch_by"))
+        cost, keys = (_own_or_model_s(task, option) for option in ("cost", "batch_by"))
         if (batch or item) and isinstance(cost, str) and cost in key_names(keys):
             yield warning(
                 f"{task.name}: cost and batch_by both name {cost}: all items of a batch have the"
                 " same cost.",
                 "Name the parameter whose length differs in cost, or give a function.",
             )
+
+
+def _own_or_model_s(task: Any, option: str) -> Any:
+    own = getattr(task, option)
+    return getattr(task.model, option, None) if own is None else own
 
 
 #: How reasons begin for which a fast path is off as it should be, or of which other checks speak.

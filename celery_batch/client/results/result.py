@@ -181,7 +181,13 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         return self.pending_result.is_ours and not self._waits_as_celery_does
 
     def maybe_throw(self, propagate: bool = True, callback: Any = None) -> Any:  # noqa: FBT001, FBT002
-        """Return the result, or raise what the task has failed with; see Celery."""
+        """
+        Return the result, or raise what the task has failed with; see Celery.
+
+        Args:
+            propagate: False to return an error as well.
+            callback: Called with the id and the result.
+        """
         meta = self._get_task_meta()
         value = meta["result"]
         if propagate and meta["status"] in states.PROPAGATE_STATES:
