@@ -80,8 +80,8 @@ check: $(STAMP) ## Lint, types, import rules and cycles, sizes, lock, the site, 
 # Reading all tests compiles them and what they import once, where each process of `make test` would.
 check-types: $(STAMP)
 	@mkdir -p build
-	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -qq --collect-only tests >build/collected || { cat build/collected; exit 1; }
+	@$(BIN)/mypy
 
 check-docs: $(STAMP)
 	@$(BIN)/python -m sphinx -b html -n -W -q docs build/docs
