@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +16,7 @@ from celery_batch import ConfigurationError, PartlySent, QueueFull
 from celery_batch.client.publish.publisher import Publisher
 from tests.client.conftest import Sender
 from tests.client.test_sending import counted, texts, warmed
+from tests.services.ports import quiet_port
 
 
 def test_many_calls_of_a_coroutine_are_one_write(sender: Callable[..., Sender]) -> None:
@@ -132,3 +134,30 @@ def test_many_calls_of_an_eager_app_run_at_once(sender: Callable[..., Sender]) -
     results = asyncio.run(here.task.adelay_many(["a", "b"]))
 
     assert [["a", None], ["b", None]] == [list(each.get()) for each in results]
+
+
+@pytest.mark.parametrize("driver", ["redis", "amqp"])
+@pytest.mark.parametrize("conf", [{}, {"task_publish_retry": False}], ids=["retries", "once"])
+def test_a_broker_that_was_never_there(
+    sender: Callable[..., Sender], driver: str, conf: dict[str, Any]
+) -> None:
+    """Calls that share a write fail together after the tries of one, not one after the other."""
+    here = sender(**conf)
+    here.app.conf.broker_url = f"{driver}://127.0.0.1:{quiet_port()}//"
+
+    async def send() -> list[Any]:
+        """Make calls of two kinds at the same time."""
+        calls = [here.task.adelay(number) for number in range(8)]
+        calls.append(here.task.aapply_async((8,), queue="other"))
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    began = time.monotonic()
+    with pytest.raises(OperationalError):
+        here.task.delay("alone")
+    alone = time.monotonic() - began
+    errors = asyncio.run(send())
+
+    assert {OperationalError} == {type(error) for error in errors}
+    assert 9 == len({id(error) for error in errors})
+    assert alone < 5
+    assert time.monotonic() - began < 12

@@ -18,12 +18,15 @@ from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from kombu.exceptions import OperationalError
+
 from celery_batch.client.backpressure import Admission, already_admitted
 from celery_batch.client.publish.buffer import BulkWrite, call_in_bulk
 from celery_batch.client.publish.publisher import Publisher
 from celery_batch.client.publish.send_many import SeriesSender, apply_many
 from celery_batch.client.results.waiting import LoopWaker
 from celery_batch.errors import copied
+from celery_batch.payloads.store import StoreError
 
 __all__ = ["LoopCall", "aapply_many", "apply_and_wait", "apply_async"]
 
@@ -162,11 +165,19 @@ def _context(task: Any, *, is_admitted: bool) -> Context:
 
 def _send(calls: list[LoopCall]) -> list[Any]:
     """Send calls in one write, each in its own context; return results and errors."""
-    bulk, outcomes = BulkWrite(), []
+    bulk, outcomes = BulkWrite(), list[Any]()
+    lost: dict[Any, OperationalError] = {}  # what calls of a task met, after all their tries
     series = SeriesSender(bulk)
     for call in calls:
+        if lost and call.task in lost and _are_own(call.options):
+            outcomes.append(lost[call.task])
+            continue
         try:
             outcomes.append(call.context.run(call.send, bulk, series))
+        except OperationalError as error:
+            outcomes.append(error)
+            if _are_own(call.options) and not isinstance(error.__cause__, StoreError):
+                lost[call.task] = error
         except Exception as error:  # noqa: BLE001 (it is raised where the call was made)
             outcomes.append(error)
     with closing(bulk), suppress(Exception):  # the same

@@ -51,6 +51,7 @@ __all__ = [
     "Template",
     "expiry_of",
     "fast_repr",
+    "limit_connecting",
     "new_id",
     "put_placeholders",
     "send_probe",
@@ -269,6 +270,14 @@ def _json_text(value: Any) -> str:
     if type(value) is dict:  # some headers among others
         return _encode(value)[1:-1]
     return "null" if value is None else str(value)
+
+
+def limit_connecting(app: Any, connection: Any) -> None:
+    """Have a connection give up as publishing does, not after kombu's longer time."""
+    if not connection.connected:
+        conf = app.conf
+        retries = conf.task_publish_retry_policy if conf.task_publish_retry else {"max_retries": 0}
+        connection.transport_options.update(retries)  # as Celery's publishing does
 
 
 class _SameChannel(_Producer):  # type: ignore[misc]

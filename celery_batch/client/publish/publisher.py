@@ -30,6 +30,7 @@ from celery_batch.client.publish.message import (
     PublishSettings,
     RedisProducer,
     fast_repr,
+    limit_connecting,
     new_id,
     sent_now,
 )
@@ -239,6 +240,7 @@ class Publisher(PerProcess):
                 connection = producer.connection
                 driver = connection.transport.driver_type
                 confirms = connection.transport_options.get("confirm_publish")
+                limit_connecting(self._app, connection)
                 if driver == "redis":
                     collector = RedisProducer(producer, partial(bulk.uploads.require, task_id))
                     result = apply(**{**options, "producer": collector})

@@ -26,6 +26,7 @@ from celery_batch.client.publish.message import (
     Form,
     RedisProbe,
     Template,
+    limit_connecting,
     send_probe,
 )
 from celery_batch.client_methods import ClientMethods
@@ -248,6 +249,7 @@ class MessageTemplates:
         try:
             with without_subscription(app), app.producer_or_acquire(producer) as own:
                 connection = own.connection
+                limit_connecting(app, connection)
                 if driver == "amqp" and connection.transport_options.get("confirm_publish"):
                     return  # these have a path of their own
                 with library_errors(connection):
