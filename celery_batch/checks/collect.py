@@ -278,6 +278,7 @@ def cache_of(app: Any, tasks: Sequence[str]) -> Server | None:
 def _redis_of_results(backend: Any) -> Server:
     """Return the Redis of a result backend, asked with a client that does not wait for long."""
     url = maybe_sanitize_url(str(backend.as_uri()))
+    url = f"redis+{url}" if url.startswith("socket:") else url  # as in a setting
     try:
         return Server(kind="redis", url=url, redis=redis_of(ResultReader(backend).client()))
     except Exception as error:  # noqa: BLE001 (whatever the server or its library raises)

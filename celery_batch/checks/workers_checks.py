@@ -51,6 +51,9 @@ def _served(facts: Facts, workers: tuple[Worker, ...]) -> Iterator[Finding]:
                 " here.",
             )
         yield from _without_batches(facts, worker)
+    # Workers of another app may share the broker, before the first of this one starts.
+    known = [worker.knows for worker in workers]
+    is_started = None in known or any(each & facts.queues.keys() for each in known if each)
     waiting_for = [each.name for each in workers if not (each.has_answered or each.error)]
     for task in facts.tasks:
         queue = facts.queues[task.name]
@@ -63,7 +66,8 @@ def _served(facts: Facts, workers: tuple[Worker, ...]) -> Iterator[Finding]:
             waiting = facts.depths.get(queue)
             wait = "message waits" if waiting == 1 else "messages wait"
             depth = "" if waiting is None else f", where {waiting:,} {wait}"
-            yield problem(
+            has_none_yet = not (is_started or waiting)
+            yield (warning if has_none_yet else problem)(
                 f"No worker that answers serves {task.name}: none reads queue {queue} for"
                 f" it{depth}.",
                 f"Start one that consumes it: celery -A APP worker -Q {queue}",

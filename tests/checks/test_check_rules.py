@@ -492,6 +492,18 @@ WRONG = [
     (workers_checks.serving, replace(GOOD, workers=()), "warning", "No worker replies"),
     (
         workers_checks.serving,
+        worker(knows=frozenset({"another"}), batch_stats={"tasks": {}}),
+        "warning",
+        "No worker that answers serves t: none reads queue celery for it, where 0 messages wait.",
+    ),
+    (
+        workers_checks.serving,
+        worker(knows=frozenset({"another"}), waiting=3, batch_stats={"tasks": {}}),
+        "problem",
+        "where 3 messages wait",
+    ),
+    (
+        workers_checks.serving,
         worker(waiting=3, batch_stats={"tasks": {}}),
         "problem",
         "queue celery for it, where 3 messages wait",

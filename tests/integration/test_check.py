@@ -219,7 +219,10 @@ def test_a_user_with_few_rights(shop, redis_server, name):
     said = found(output)
 
     assert ("warning", True) == (said["broker"][0][0], "INFO" in said["broker"][0][1])
-    assert "Callers are notified of their answers" in said["result-backend"][0][1]
+    notified = said["result-backend"][0][1]
+    assert (
+        "Callers are notified of their answers, many at once, by Redis at redis+socket:" in notified
+    )
     assert ("ok", True) == (
         said["payload-store"][0][0],
         "in Redis at" in said["payload-store"][0][1],
