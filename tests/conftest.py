@@ -135,6 +135,14 @@ def pytest_collection() -> None:
     gc.disable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make no variants of a test that are left out below: they are a third of all tests."""
+    kept = [call for call in metafunc._calls if not any(m.name == "thorough" for m in call.marks)]
+    if kept and "THOROUGH" not in os.environ:
+        metafunc._calls[:] = kept
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is marked as thorough, and group what shares fixtures for pytest-xdist."""

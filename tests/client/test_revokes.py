@@ -83,6 +83,21 @@ def test_one_warning_for_an_outage(
     assert 1 == caplog.text.count("Cannot revoke")
 
 
+def test_a_program_that_has_closed_its_connections_is_warned_of_nothing(
+    sender: Callable[..., Sender],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As a web server does that ends, and cancels its views: nobody is left to revoke them."""
+    monkeypatch.setattr(revoke, "RETRY_PAUSE", 0.0)
+    app = sender().app
+    app.pool.force_close_all()
+    revoke_soon(app, ["a"])
+
+    assert Revokes.of(app).flush(10)
+    assert not caplog.messages
+
+
 def test_ids_are_sent_when_redis_goes_on(
     sender: Callable[..., Sender],
     redis_server: RedisServer,
