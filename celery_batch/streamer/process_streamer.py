@@ -103,7 +103,7 @@ class Streamer(BaseStreamer):
             raise ConfigurationError(
                 f"mp_start_method: must be one of {', '.join(methods)}, got {mp_start_method!r}"
             )
-        self._devices = device_names(cuda_devices)
+        self._devices: list[str] | None = None
         self._workers = worker_num
         self._method = mp_start_method
         self._given = _sendable(model, predict_function_or_model, mp_start_method)
@@ -112,6 +112,7 @@ class Streamer(BaseStreamer):
             if sys._getframe(1).f_globals.get("__name__") == "__mp_main__":  # noqa: SLF001 (Python's)
                 os._exit(worker_main.UNGUARDED)
             return
+        self._devices = device_names(cuda_devices)
         self._begin()
         if wait_for_worker_ready:
             self._wait_for_worker_ready()

@@ -237,10 +237,6 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not _is_flag(value) and 0 <= value < LARGEST_COUNT
 
 
-def _is_rows(value: Any) -> bool:
-    return _is_count(value) and 1 <= value <= MOST_ROWS
-
-
 def _is_reference(value: Any) -> bool:
     """Return whether a value refers to what is stored beside a message."""
     try:
@@ -303,7 +299,7 @@ _FIELDS: _Checks = {
     **dict.fromkeys(("root_id", "parent_id", "group", "shadow"), _is_short_text),
     **dict.fromkeys(("lang", "meth", "origin", "argsrepr", "kwargsrepr"), _is_text),
     **dict.fromkeys(("retries", "group_index", "replaced_task_nesting", LOSSES), _is_count),
-    ROWS: _is_rows,
+    ROWS: lambda value: _is_count(value) and 1 <= value <= MOST_ROWS,
     PAYLOADS: _is_reference,
     "ignore_result": _is_flag,
     "timelimit": are_limits,
