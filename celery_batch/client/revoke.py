@@ -121,7 +121,8 @@ class Revokes(PerProcess):
                 self._broadcast(task_ids)
         except Exception as error:  # noqa: BLE001 (whatever it is, no caller waits for this)
             self._waiting.clear()
-            if not self._is_failing:
+            is_closed = isinstance(error, RuntimeError)  # the pool: its program is ending
+            if not (self._is_failing or is_closed):
                 logger.warning("Cannot revoke abandoned calls: %s", error)
             self._is_failing = True
         else:
