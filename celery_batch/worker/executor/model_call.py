@@ -24,6 +24,7 @@ from celery_batch.items.shapes import prepare_shapes
 from celery_batch.protocol import about_batch, batch_facts
 from celery_batch.runtime import registry
 from celery_batch.runtime.runner import Collated, Counts, Outcome, Runner, Timing, Uncollated
+from celery_batch.serialization.row_digest import RowDigest
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.telemetry.report import NO_REUSE, Work
@@ -104,7 +105,21 @@ class ModelCall:
     def store_answers(self) -> None:
         """Cache the answers that were missing, if that is wanted."""
         if self._reused is not None and self._common_outcome is None:
-            self._reused.store(self._outputs)
+            self._reused.store(self._own_answers())
+
+    def _own_answers(self) -> list[Any]:
+        """Return the outputs, but of a row whose key the function got as an equal one, 1 for True."""
+        names, outputs = self.task._key_names, self._outputs
+        if not names:
+            return outputs
+        rows = zip(self.task._batch_signature.parameters, self._columns, strict=True)
+        keys = zip(*[column for name, column in rows if name in names], strict=True)
+        own = [RowDigest().of(key) for key in keys]
+        got = {n: own[timing.part[0]] for timing in self.timings for n in timing.part}
+        return [
+            output if got.get(n) == own[n] else Outcome(again=True)
+            for n, output in enumerate(outputs)
+        ]
 
     @property
     def needs_model(self) -> bool:

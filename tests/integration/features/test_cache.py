@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from celery_batch import BatchInfo, ChunkFailed
+from tests.integration.features.test_chunks import close_both_slots
 from tests.services.place import SOON, Place, batch_info, eventually
 
 pytestmark = pytest.mark.alike_on_brokers
@@ -84,6 +85,21 @@ def test_errors_are_not_kept(place: Place):
 
     assert ["no -1", "[1, 'm']"] == [str(each) for each in place.get(again)]
     assert [-1, -1, 1] == sorted(place.items("cached"))
+
+
+def test_the_answer_of_another_value_is_not_kept(place: Place):
+    """Keys that are equal share a batch, whose function gets the first; only its rows are kept."""
+    gate = close_both_slots(place)
+    results = [place.reused.delay("a", unit) for unit in (1, True, 1.0)]
+    place.wait_for_buffered("f.reused", 3)
+    place.open_gate(gate)
+    together = {*place.get(results)}
+    await_cached(place, 1)
+
+    assert 1 == len(together)
+    assert ["1 1", "1 True", "1 1.0"] == [
+        place.reused.delay("a", unit).get(timeout=SOON) for unit in (1, True, 1.0)
+    ]
 
 
 def test_each_row_of_a_chunk_is_looked_up(place: Place):
