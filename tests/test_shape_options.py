@@ -201,6 +201,37 @@ def test_examples_run_in_calls_of_the_sizes(app):
     assert [[[1], [2], [3], [1]], [[1]], [[1], [2], [3], [-1]]] == calls
 
 
+def test_a_model_may_change_its_examples(app):
+    """Where they are, as a list that it appends to: each shape is prepared with them as written."""
+
+    class Appending(Counter):
+        padding_row = [-1]  # noqa: RUF012 (which a model must not change)
+
+        def predict(self, rows):
+            """Remember the rows, and append to them."""
+            outputs = super().predict([[*row] for row in rows])
+            for row in rows:
+                row.append(0)
+            return outputs
+
+    class Exemplary(Appending):
+        batch_lengths = None
+        own = ([1], [2])
+
+        def examples(self):
+            """Return always the same."""
+            return self.own
+
+    for model, expected in (
+        (Appending, [[[0] * 8] * 4, [[0] * 2] * 4, [[0] * 8], [[0] * 2], [[-1]]]),
+        (Exemplary, [[[1], [2], [1], [2]], [[1]], [[1], [2], [-1], [-1]]]),
+    ):
+        model.as_task(app, name=f"shop.{model.__name__}")
+        load_models(app, [f"shop.{model.__name__}"])
+
+        assert expected == registry.instance_of(model).calls
+
+
 def test_each_key_is_warmed_up_by_itself(app):
     """A call has rows of one key, however it is filled up."""
 

@@ -107,14 +107,14 @@ def _check_padding_row(task: Any, sizes: Any) -> None:
             f" it the last row is repeated, and the function would see an item twice"
         )
     if padding is not None and not callable(padding):
-        _row(task, padding)
+        _as_row(task, padding)
 
 
 def check_padding_cost(task: Any) -> None:
     """Check what a task's padding row costs, unless only a worker has it."""
     padding = option_of(task, "padding_row")
     if not (padding is None or callable(padding) or hasattr(padding, "__get__")):
-        _check_cost(task, _row(task, padding))
+        _check_cost(task, _as_row(task, padding))
 
 
 def _check_cost(task: Any, filler: Row) -> None:
@@ -137,7 +137,8 @@ def fixed_sizes_of(task: Any) -> FixedSizes | None:
         return None
     if padding is None:
         return FixedSizes(sizes)
-    return FixedSizes(sizes, lambda: _filler(task, instance_of(task.model) if task.model else None))
+    model = task.model
+    return FixedSizes(sizes, lambda: _padding_row(task, instance_of(model) if model else None))
 
 
 def prepare_shapes(task: Any) -> None:
@@ -156,12 +157,17 @@ def prepare_shapes(task: Any) -> None:
 
 def warm_up(task: Any, instance: Model | None = None) -> None:
     """Call a task's model with each shape that can occur, the largest first, then its examples."""
-    for filler in _fillers(task, instance):
-        _check_cost(task, filler)
+    padding = [] if option_of(task, "padding_row") is None else [_padding_row(task, instance)]
+    for row in padding:
+        _check_cost(task, row)
+    own = [] if instance is None else example_rows(type(instance), instance.examples())
     predict = _run_function(task) if instance is None else model_calls(instance)
     policy = policy_of(task)
     shapes, sizes = policy.shapes(task.max_item_cost), FixedSizes(policy.batch_sizes)
-    examples = {length: _rows(task, instance, length) for _, length in shapes}
+    examples = {
+        length: own or padding if length is None else [_example(task, instance, length)]
+        for _, length in shapes
+    }
     _check_examples(task, policy, examples)
     key_of = None if task._item_key is None else lambda row: task._item_key.of_call(row, {})
     batches = {length: batches_of(rows, key_of) for length, rows in examples.items()}
@@ -175,7 +181,7 @@ def warm_up(task: Any, instance: Model | None = None) -> None:
         if time.monotonic() - logged >= _LOG_EVERY:
             logged = time.monotonic()
             logger.info("%s: warmed up with %d of %d shapes", task.name, number, len(calls))
-    for rows in batches_of(_examples(instance) + _fillers(task, instance), key_of):
+    for rows in batches_of(own + padding, key_of):
         run_all(f"{task.name} with its examples", predict, columns_of(rows), sizes)
     seconds = time.monotonic() - began
     logger.info("%s: warmed up with %d shapes in %.1f s", task.name, len(calls), seconds)
@@ -223,10 +229,8 @@ def _run_function(task: Any) -> Callable[..., Any]:
     return run
 
 
-def _rows(task: Any, instance: Model | None, length: int | None) -> list[Row]:
-    """Return rows to warm up with, of a length if it is fixed."""
-    if length is None:
-        return _examples(instance) or _fillers(task, instance)
+def _example(task: Any, instance: Model | None, length: int) -> Row:
+    """Return a row of a length."""
     own = own_attribute(task, "example")
     example = own if own is not None else instance.example  # type: ignore[union-attr]
     name = f"{task.name}.example"
@@ -236,18 +240,10 @@ def _rows(task: Any, instance: Model | None, length: int | None) -> list[Row]:
     found = example(length)
     if found is None:
         raise ConfigurationError(f"{name}: must return an input, example({length}) returned None")
-    return [row_of(name, task._batch_signature, found)]
+    return row_of(name, task._batch_signature, found)
 
 
-def _examples(instance: Model | None) -> list[Row]:
-    return [] if instance is None else example_rows(type(instance), instance.examples())
-
-
-def _fillers(task: Any, instance: Model | None) -> list[Row]:
-    return [] if option_of(task, "padding_row") is None else [_filler(task, instance)]
-
-
-def _filler(task: Any, instance: Model | None) -> Row:
+def _padding_row(task: Any, instance: Model | None) -> Row:
     """Return the padding row, a value for each parameter."""
     padding = own_attribute(task, "padding_row")
     if padding is None:
@@ -258,10 +254,10 @@ def _filler(task: Any, instance: Model | None) -> Row:
         except Exception as error:
             words = f"{task.name}.padding_row: raised {type(error).__name__}: {error}"
             raise ConfigurationError(words) from error
-    return _row(task, padding)
+    return _as_row(task, padding)
 
 
-def _row(task: Any, padding: Any) -> Row:
+def _as_row(task: Any, padding: Any) -> Row:
     return row_of(f"{task.name}.padding_row", task._batch_signature, padding)
 
 

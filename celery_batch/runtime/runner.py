@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from traceback import clear_frames
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -513,9 +513,10 @@ def run_all(
 ) -> None:
     """Run a batch to warm up; raise `LoadFailed` for what any of its items fails with."""
     runner = Runner(predict, name, ErrorPolicy(isolate_failures=False), fixed_sizes=fixed_sizes)
+    copies = [[*chain.from_iterable(_copies(value, 1) for value in each)] for each in columns]
     count, number, outcomes = len(columns[0]), 0, []
     try:
-        outcomes = runner.run(*columns)
+        outcomes = runner.run(*copies)
         for number, outcome in enumerate(outcomes):  # noqa: B007 (the error's)
             outcome.unwrap()
     except (Exception, SystemExit) as error:
