@@ -447,6 +447,20 @@ def _stubborn(word, failures):
     return ConnectionError(f"{word}: try {tries}") if tries <= failures else [word, tries]
 
 
+@app.task(
+    base=BatchTask,
+    name="f.takes_out",
+    autoretry_for=(ConnectionError,),
+    retry_kwargs={"countdown": 0},
+    **COMPANY,
+)
+def takes_out(word):
+    """Take the word out of each item's list, and fail each item once."""
+    words = [each.pop() for each in word]
+    remember("stubborn", items=words)
+    return [_stubborn(each, 1) for each in words]
+
+
 @app.task(base=BatchTask, bind=True, name="f.replaces", **COMPANY)
 def replaces(self, x):
     """Try to replace itself inside the batch function, which is refused."""

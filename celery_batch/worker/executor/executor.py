@@ -262,11 +262,19 @@ class _BatchTrace:
             item.rows = rows
             self._span.join()
             self._enter(items)
+            if item.outcome is not None and item.outcome.error is not None:
+                self._restore_arguments(item.delivery)
             return item.outcome  # type: ignore[return-value] # the model has been called
 
         self._trace_item(item, answer)
         if item.rows is None:  # the tracer did not call run: a hook raised, or the task ran before
             self._enter(items)
+
+    def _restore_arguments(self, delivery: Delivery) -> None:
+        """Let a retry send what came: the model may have changed what it got."""
+        if delivery.content_type is not None:  # else it was decoded before
+            args, kwargs, _ = delivery.decode(self._accept)
+            self._task.request.update(args=args, kwargs=kwargs)
 
     def _needed_tracer(self) -> _Item | None:
         """Return a fast item in whose tracer the model is to run, if no traced item runs."""

@@ -108,7 +108,7 @@ class ModelCall:
             self._reused.store(self._own_answers())
 
     def _own_answers(self) -> list[Any]:
-        """Return the outputs, but of a row whose key the function got as an equal one, 1 for True."""
+        """Return the outputs, without those of rows for whose key the function got an equal one."""
         names, outputs = self.task._key_names, self._outputs
         if not names:
             return outputs

@@ -51,6 +51,15 @@ def test_a_returned_error_is_retried_by_itself(place: Place):
     assert 6 == len(place.items("stubborn"))
 
 
+@pytest.mark.pools(*EVERY_POOL)
+def test_a_retry_has_the_arguments_as_they_came(place: Place):
+    """Although the function has changed them where they are, whichever place the item has."""
+    words = [place.unique("word") for _ in range(3)]
+    results = [place.takes_out.delay([word]) for word in words]
+
+    assert [[word, 2] for word in words] == place.get(results)
+
+
 def test_autoretry_waits_longer_each_time(place: Place):
     """``retry_backoff`` sets each item's next try twice as far off as the one before."""
     word = place.unique("word")
