@@ -133,6 +133,7 @@ class Publisher(PerProcess):
         is_plain = settings.is_plain and is_plain_celery(app)
         if not is_plain or (parent and settings.inherits_priority):
             return None
+        options = _read_as_parent(options, parent)
         expires = options.get("expires", call_options(task).get("expires"))
         listener = None if parent else self._listener(task, options, bulk, frozen)
         template = self._templates.template(task, options, expires, reply=listener is not None)
@@ -174,6 +175,8 @@ class Publisher(PerProcess):
         if is_plain_celery(self._app) and routes_by_maps(self._app):  # else others may read them
             warn_of_misspelt(task, options)
         bulk = current_bulk(task, options)
+        parent = self._app.current_worker_task
+        options = _read_as_parent(options, parent)
         headers = options.get("headers") or {}
         if needs_sent_header(task, headers):
             headers = {**headers, SENT: sent_now()}
@@ -183,8 +186,7 @@ class Publisher(PerProcess):
             return self._apply(partial(apply, args, kwargs), options, bulk)
         apply, options = self._with_typed_values(task, apply, args, kwargs, options)
         frozen = bulk and bulk.frozen.get(options.get("task_id", ""))
-        is_in_task = self._app.current_worker_task is not None
-        listener = None if is_in_task else self._listener(task, options, bulk, frozen)
+        listener = None if parent is not None else self._listener(task, options, bulk, frozen)
         if listener is None or REPLY_HEADER in headers:
             return self._apply(apply, options, bulk)
         task_id = options.get("task_id") or new_id()
@@ -298,6 +300,13 @@ class Publisher(PerProcess):
         if bulk is not None and bulk.app is not None and frozen is None:
             return None  # a canvas has results of its own
         return listener_for(self._app)
+
+
+def _read_as_parent(options: dict[str, Any], parent: Any) -> dict[str, Any]:
+    """Have who reads stored values of the calling task's result read those of the call's, too."""
+    if not (parent and getattr(parent.request, READS_PAYLOADS, None)):
+        return options
+    return {**options, "headers": {**(options.get("headers") or {}), READS_PAYLOADS: True}}
 
 
 def _ancestors(options: dict[str, Any], parent: Any) -> tuple[str | None, str | None]:

@@ -64,8 +64,7 @@ def test_large_arrays_come_and_go(place: Place):
         assert (2 * array).dtype == result.dtype
         assert np.array_equal(2 * array, result)
     for result in results:
-        raw = place.app.backend.get(place.app.backend.get_key_for_task(result.id))
-        assert len(raw) < 2000
+        assert size_of_result(place, result.id) < 2000
         result.forget()
     wait_until_deleted(place)
 
@@ -106,6 +105,41 @@ def test_canvas(place: Place):
     assert [(2 * n * array).sum() for n in range(3)] == [
         each.sum() for each in grouped.get(timeout=SOON)
     ]
+
+
+def size_of_result(place: Place, task_id: str) -> int:
+    """Return the bytes of what the result backend has of a result."""
+    return len(place.app.backend.get(place.app.backend.get_key_for_task(task_id)))
+
+
+@ALIKE
+@POOLS
+def test_results_of_later_tasks(place: Place):
+    """They lie beside what is stored of them, too, where the first caller reads it so."""
+    step = place.arrays.s
+    array = large(1)
+    chained = chain(step(array), step(), step()).delay()
+    parts = chain(step(array), group(step(), step())).delay()
+    joined = chord([step(array), step(2 * array)], place.echo_value.s()).delay()
+    linked = place.arrays.apply_async((array,), link=step())
+    child = eventually(lambda: linked.children, "the child")[0]
+
+    assert np.array_equal(8 * array, chained.get(timeout=SOON))
+    assert all(np.array_equal(4 * array, each) for each in parts.get(timeout=SOON))
+    assert np.array_equal([2 * array, 4 * array], joined.get(timeout=SOON))
+    assert np.array_equal(4 * array, child.get(timeout=SOON))
+    ids = [chained.id, chained.parent.id, *(each.id for each in parts), joined.id, child.id]
+    assert max(size_of_result(place, each) for each in ids) < 2000
+
+
+@ALIKE
+def test_later_tasks_for_other_callers(place: Place):
+    """Their results are whole where the first call does not say that its caller reads others."""
+    first = place.app.send_task("f.arrays", (large(1),), link=place.arrays.s())
+    child = eventually(lambda: first.children, "the child")[0]
+
+    assert np.array_equal(4 * large(1), child.get(timeout=SOON))
+    assert size_of_result(place, child.id) > large(1).nbytes
 
 
 #: What a web process may be that only reads results: the app names its tasks' module, and does not
@@ -472,8 +506,7 @@ def test_other_readers(place: Place):
 
     plain = place.app.send_task("f.arrays", (large(1),))
     assert np.array_equal(2 * large(1), plain.get(timeout=SOON))
-    raw = place.app.backend.get(place.app.backend.get_key_for_task(plain.id))
-    assert len(raw) > large(1).nbytes
+    assert size_of_result(place, plain.id) > large(1).nbytes
 
 
 @ALIKE
