@@ -46,20 +46,17 @@ def _known(app: Any) -> frozenset[str]:
 
 
 def warn_of_misspelt(task: Any, options: Mapping[str, Any]) -> None:
-    """Warn of options that no part of Celery reads and whose names are almost those of others."""
+    """Warn of what is no option of a call, but one of the task, or almost another's name."""
     kind: Any = type(task.app)
     stamps = options.get("stamped_headers") or ()
     for name in options.keys() - _known(kind) - {*stamps}:
-        _warn_once(task.name, name, kind)
+        _warn_once(task.name, name, kind, is_of_task=hasattr(task, name))
 
 
 @cache
-def _warn_once(task_name: str, name: str, app: Any) -> None:
+def _warn_once(task_name: str, name: str, app: Any, *, is_of_task: bool) -> None:
     near = get_close_matches(name, _known(app), n=1, cutoff=_ALIKE)
-    if near:
-        logger.warning(
-            "%s: a call has no option %r, which nothing reads; did you mean %s?",
-            task_name,
-            name,
-            near[0],
-        )
+    if is_of_task or near:
+        hint = "it is an option of the task" if is_of_task else f"did you mean {near[0]}?"
+        text = "%s: a call has no option %r, which nothing reads; %s"
+        logger.warning(text, task_name, name, hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from celery.utils.time import isoparse
 from kombu.compression import get_encoder
 from kombu.entity import Queue
+from kombu.utils.functional import maybe_list
 
 from celery_batch.errors import ConfigurationError
 
@@ -29,6 +31,11 @@ def readable_options(task: Any, options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def _limit(seconds: Any) -> None:
+    if isinstance(seconds, bool) or not 0 <= seconds < math.inf:
+        raise ValueError
+
+
 def _later(seconds: Any) -> datetime:
     return datetime.now(UTC) + timedelta(seconds=seconds)
 
@@ -43,8 +50,19 @@ def _expiry(value: Any) -> datetime:
 _READABLE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "compression": (get_encoder, "a method that kombu knows, such as 'gzip'"),
     "countdown": (_later, "seconds as a number"),
-    "eta": (lambda value: isinstance(value, str) or value.isoformat(), "a datetime"),
+    "eta": (
+        lambda value: isoparse(value) if isinstance(value, str) else value.isoformat(),
+        "a datetime or its text in ISO 8601",
+    ),
     "expires": (_expiry, "seconds as a number, a datetime or its text in ISO 8601"),
     "headers": (lambda value: value if type(value) is dict else dict(value), "a dict"),
+    **dict.fromkeys(
+        ("link", "link_error"),
+        (
+            lambda value: [each["task"] for each in maybe_list(value)],
+            "a signature, or a list of these",
+        ),
+    ),
     "queue": (lambda value: isinstance(value, Queue) or str.strip(value), "a name or a Queue"),
+    **dict.fromkeys(("time_limit", "soft_time_limit"), (_limit, "seconds as a number from 0 up")),
 }

@@ -21,6 +21,7 @@ from celery_batch.errors import ConfigurationError
 
 __all__ = [
     "FAST_PATHS",
+    "HIGHEST_PRIORITY",
     "OPTIONS",
     "SETTINGS",
     "PayloadSettings",
@@ -75,6 +76,9 @@ SHARE_OPTION = "device_share"
 #: Python 3.12 and 3.13 limit some of those frames, and the first 3.12 had a low limit.
 LARGEST_BATCH = 200 if (3, 12) <= sys.version_info < (3, 12, 10) else 1024
 
+#: The highest priority, a byte in AMQP.
+HIGHEST_PRIORITY = 255
+
 #: Requests for each row of a batch where equal ones share a row; there may be more.
 _WITH_DUPLICATES = 2
 
@@ -120,7 +124,10 @@ class Settings:
         for key in app.conf:
             name = _without_namespace(key, app.conf.prefix)
             if name.startswith("batch_") and name not in SETTINGS:
-                raise ConfigurationError(f"{key}: no such setting{did_you_mean(name, SETTINGS)}")
+                option = name.removeprefix("batch_")
+                is_option = f"; {option} is an option of the task" if option in _NEEDED else ""
+                hint = is_option or did_you_mean(name, SETTINGS)
+                raise ConfigurationError(f"{key}: no such setting{hint}")
         PayloadSettings.of(app)
         disabled_fast_paths(app)
         for name in ("batch_bulk", "batch_overlap"):

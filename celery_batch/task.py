@@ -29,6 +29,7 @@ from celery_batch.config import (
     max_worker_losses,
     outputs_of,
     policy_of,
+    require,
 )
 from celery_batch.defaults import Rows, Seconds
 from celery_batch.errors import ConfigurationError
@@ -414,7 +415,14 @@ def add_bootsteps(app: Any) -> None:
     app.steps["consumer"].add("celery_batch.worker.metrics.health_step:HealthStep")
 
 
-def model_task(app: Any, model: type[Model], *, name: str | None = None, **options: Any) -> Any:
+def model_task(
+    app: Any,
+    model: type[Model],
+    *,
+    name: str | None = None,
+    base: type[BatchTask] = BatchTask,
+    **options: Any,
+) -> Any:
     """Make a task of a model; see `Model.as_task`."""
     if not isinstance(app, Celery):
         raise ConfigurationError(
@@ -422,6 +430,8 @@ def model_task(app: Any, model: type[Model], *, name: str | None = None, **optio
             f" {model.__qualname__}.as_task(app), got {app!r:.60}"
         )
     name = name or app.gen_task_name(model.__name__, model.__module__)
+    is_base = isinstance(base, type) and issubclass(base, BatchTask)
+    require(is_base, f"{name}.base", "a class that derives from BatchTask", base)
     if options.get("pydantic"):  # before Celery asks for the library
         raise ConfigurationError(f"{name}: {NO_PYDANTIC}")
     check_model_options(model)
@@ -445,7 +455,7 @@ def model_task(app: Any, model: type[Model], *, name: str | None = None, **optio
     predict.__doc__ = model.__doc__
     predict.__module__ = model.__module__
     predict.__qualname__ = f"{model.__qualname__}.predict"
-    return app.task(base=BatchTask, name=name, model=model, _stages=stages, **options)(predict)
+    return app.task(base=base, name=name, model=model, _stages=stages, **options)(predict)
 
 
 def _keep_key_names(name: str, model: type[Model], batch_by: Any) -> None:

@@ -22,7 +22,7 @@ from kombu.entity import Queue
 
 from celery_batch.batching.policy import require
 from celery_batch.compat.older_celery import is_pydantic
-from celery_batch.config import did_you_mean
+from celery_batch.config import HIGHEST_PRIORITY, did_you_mean
 from celery_batch.errors import ConfigurationError
 from celery_batch.runtime.model import Model
 
@@ -162,15 +162,18 @@ def check_celery_options(task: Any) -> None:
         is_limit = _is_number(seconds) and 0 <= seconds < math.inf
         name = f"{task.name}.{option}"
         require(seconds is None or is_limit, name, "seconds as a number from 0 up", seconds)
+    is_switch = task.acks_late in (True, False, None)
+    require(is_switch, f"{task.name}.acks_late", "True or False", task.acks_late)
     throws = task.throws if isinstance(task.throws, tuple) else (task.throws,)
     are_errors = all(isinstance(each, type) and issubclass(each, BaseException) for each in throws)
     require(are_errors, f"{task.name}.throws", "a tuple of exception classes", task.throws)
     queue = getattr(task, "queue", None)
     is_queue = isinstance(queue, (str, Queue, NoneType))
     require(is_queue, f"{task.name}.queue", "a name or a Queue", queue)
-    priority = getattr(task, "priority", None)
-    is_priority = _is_number(priority) and isinstance(priority, Integral) and int(priority) >= 0
-    expected = "a whole number from 0 up"
+    priority: Any = getattr(task, "priority", None)
+    is_whole = isinstance(priority, Integral) and not isinstance(priority, bool)
+    is_priority = is_whole and 0 <= int(priority) <= HIGHEST_PRIORITY
+    expected = f"a whole number from 0 to {HIGHEST_PRIORITY}"
     require(priority is None or is_priority, f"{task.name}.priority", expected, priority)
     expected = 'a number of items, by the second, minute or hour, such as "100/m"'
     require(_is_rate(task.rate_limit), f"{task.name}.rate_limit", expected, task.rate_limit)
@@ -246,6 +249,7 @@ def listable_signature(cls: Any) -> inspect.Signature:
         parameters = parameters[1:]
     if not parameters:
         besides = " besides self" if has_self or cls.model else ""
+        besides += " (bind=True)" if has_self and cls.__dict__.get("_decorated") else ""
         raise ConfigurationError(
             f"{cls.name}: must take at least one parameter{besides}, the batch"
         )

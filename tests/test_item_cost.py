@@ -212,6 +212,8 @@ def test_a_function_in_a_class_is_no_method(app):
         ({"max_batch_cost": 9}, r"late.max_batch_cost: needs cost, a function of an item's arg"),
         ({"max_item_cost": 9}, r"late.max_item_cost: needs cost, a function of an item's arg"),
         ({"cost": "text"}, r"late.cost: has no effect without max_batch_cost"),
+        ({"cost": 5}, r"late.cost: must be a function of an item's arguments"),
+        ({"cost": "tokens"}, r"late.cost: .* one of the parameters text, got 'tokens'"),
         ({"cost": "txt", "max_batch_cost": 9}, r"one of the parameters text, got 'txt'; did you"),
         ({"cost": 5, "max_batch_cost": 9}, r"late.cost: must be a function of an item's arguments"),
         (

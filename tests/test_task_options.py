@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakSet
 
 import pytest
-from celery import Celery, _state
+from celery import Celery, Task, _state
 from celery.exceptions import CDeprecationWarning
 
 from celery_batch import BatchTask, ItemTooLarge, Model
@@ -144,9 +144,11 @@ class TestOptions:
             ("soft_time_limit", -1, "seconds as a number from 0 up"),
             ("time_limit", math.inf, "seconds as a number from 0 up"),
             ("queue", 5, "a name or a Queue"),
-            ("priority", "high", "a whole number from 0 up"),
-            ("priority", 2.5, "a whole number from 0 up"),
-            ("priority", True, "a whole number from 0 up"),
+            ("priority", "high", "a whole number from 0 to 255"),
+            ("priority", 2.5, "a whole number from 0 to 255"),
+            ("priority", 256, "a whole number from 0 to 255"),
+            ("acks_late", "no", "True or False"),
+            ("priority", True, "a whole number from 0 to 255"),
             ("rate_limit", "abc", 'a number of items, by the second, minute or hour, such as "1'),
             ("rate_limit", "10/d", 'a number of items, by the second, minute or hour, such as "1'),
             ("throws", "KeyError", "a tuple of exception classes"),
@@ -291,6 +293,32 @@ class TestOptions:
         """The arguments of the instance would be lost, as workers make others."""
         assert refusal(lambda: Doubles().as_task(app)).startswith("as_task is called on the class")
 
+    def test_as_task_with_a_base_class(self, app: Celery):
+        """Its hooks are called for each item; one that takes no batches is refused."""
+        seen = []
+
+        class Hooks(Task):
+            abstract = True
+
+            def before_start(self, task_id, args, kwargs):
+                seen.append((task_id, args, kwargs))
+
+        class BatchHooks(Hooks, BatchTask):
+            abstract = True
+
+        app.conf.task_always_eager = True
+        task = Doubles.as_task(app, name="shop.t", base=BatchHooks)
+        results = task.delay_many([1, 2])
+
+        assert [2, 4] == [each.get() for each in results]
+        assert [(results[0].id, [1], {}), (results[1].id, [2], {})] == [
+            (task_id, [*args], kwargs) for task_id, args, kwargs in seen
+        ]
+        assert (
+            f"shop.u.base: must be a class that derives from BatchTask, got {Hooks!r}"
+            == refusal(lambda: Doubles.as_task(app, name="shop.u", base=Hooks))
+        )
+
     def test_your_own_on_a_base_class(self, app: Celery):
         """Attributes declared on a base class may be set like options."""
 
@@ -315,6 +343,15 @@ class TestOptions:
 
         assert "batch_max_sise: no such setting; did you mean batch_max_size?" == refusal(
             lambda: make(app)
+        )
+
+    def test_an_option_as_a_setting(self, app: Celery):
+        """Options that depend on the task have no setting, and the error says so."""
+        app.conf.batch_target_latency = 1
+
+        assert (
+            "batch_target_latency: no such setting; target_latency is an option of the task"
+            == refusal(lambda: make(app))
         )
 
     def test_results_are_acknowledged_late(self, app: Celery):
@@ -344,7 +381,7 @@ class TestFunctions:
 
         start = "must take at least one parameter"
         assert f"shop.none: {start}, the batch" == none
-        assert f"shop.self: {start} besides self, the batch" == bound
+        assert f"shop.self: {start} besides self (bind=True), the batch" == bound
         assert f"shop.selfless: {start} besides self, the batch" == method
 
     def test_pydantic(self, app: Celery):

@@ -108,7 +108,7 @@ class BatchPolicy:
     def _check_shapes(self) -> None:
         size, sizes = self.max_batch_size, self.batch_sizes
         for name in ("batch_sizes", "batch_lengths"):
-            expected = "a list of whole numbers from 1 up, in ascending order, such as (8,)"
+            expected = "a list of whole numbers from 1 up, in ascending order, such as (8, 32)"
             require(are_ascending(steps := getattr(self, name)), name, expected, steps)
         require(not sizes or size in sizes, "max_batch_size", f"one of batch_sizes {sizes}", size)
         if self.batch_lengths and not sizes:

@@ -158,7 +158,7 @@ class QueueLimiter:
         most = task.max_queue or self._settings.max_queue or limit
         if items > most:
             raise QueueFull(
-                f"{task.name}: {items} items in one call never fit into max_queue={most};"
+                f"{task.name}: more items in one call than max_queue={most} never fit;"
                 f" send fewer at a time",
                 retry_after=None,
             )

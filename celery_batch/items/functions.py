@@ -60,9 +60,7 @@ def item_cost_of(task: Any) -> ItemCost | None:
     batch, largest = task.max_batch_cost, task.max_item_cost
     cost = option_of(task, "cost")
     limit = "max_item_cost" if batch is None else "max_batch_cost"
-    if batch is None and largest is None:
-        if task.cost is not None:
-            raise ConfigurationError(f"{task.name}.cost: has no effect without max_batch_cost")
+    if batch is None and largest is None and task.cost is None:
         return None
     is_valid = largest is None or is_above_zero(largest)
     require(is_valid, f"{task.name}.max_item_cost", "a number above 0", largest)
@@ -86,6 +84,8 @@ def item_cost_of(task: Any) -> ItemCost | None:
         )
     if callable(cost):
         check_function(f"{task.name}.cost", cost, task._batch_signature)
+    if batch is None and largest is None:
+        raise ConfigurationError(f"{task.name}.cost: has no effect without max_batch_cost")
     return ItemCost(task.name, task._batch_signature, cost, largest, is_interrupt)
 
 

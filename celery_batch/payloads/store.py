@@ -19,6 +19,7 @@ from uuid import uuid4
 
 from celery.app.backends import by_url
 from celery.backends.redis import RedisBackend
+from celery.exceptions import ImproperlyConfigured
 from kombu.utils.url import maybe_sanitize_url
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -465,7 +466,7 @@ def redis_at(app: Any, setting: str, url: str) -> RedisBackend:
         kind, where = by_url(url, app.loader)
         if issubclass(kind, RedisBackend):
             return kind(app=app, url=where)
-    except ImportError:  # of a library that is named as the scheme
+    except (AttributeError, ImportError, ImproperlyConfigured):  # the scheme is no backend's
         pass
     except Exception as error:  # noqa: BLE001 (whatever is wrong with the URL)
         why = f": {error}"

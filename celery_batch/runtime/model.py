@@ -156,7 +156,8 @@ class Model:
             name: The task's name, such as ``"workers.infill"``; unless given, the
                 module's and the class's, as Celery names the task of a function.
             options: ``max_batch_size``, ``max_wait``, ``linger`` (seconds) and
-                every option of Celery's own tasks.
+                every option of Celery's own tasks; ``base`` is a class of yours that derives from
+                `BatchTask`.
 
         Returns:
             The task; the result of ``delay(item)`` is the output for that item.  If `predict`

@@ -78,7 +78,7 @@ def row_of(name: str, signature: inspect.Signature, example: Any) -> tuple[Any, 
     except TypeError as error:
         names = ", ".join(signature.parameters)
         raise ConfigurationError(
-            f"{name}: {example!r} does not fit predict({names}): {error};"
+            f"{name}: {example!r} does not fit the parameters ({names}): {error};"
             f" return one tuple of values for each example"
         ) from error
     bound.apply_defaults()

@@ -30,7 +30,12 @@ def ways(task: Any, options: dict[str, Any]) -> Iterator[Callable[[], Any]]:
     [
         ({"countdown": "5"}, "shout: countdown: must be seconds as a number, got '5'"),
         ({"countdown": float("inf")}, "shout: countdown: must be seconds as a number, got inf"),
-        ({"eta": 5}, "shout: eta: must be a datetime, got 5"),
+        ({"eta": 5}, "shout: eta: must be a datetime or its text in ISO 8601, got 5"),
+        ({"eta": "x"}, "shout: eta: must be a datetime or its text in ISO 8601, got 'x'"),
+        ({"time_limit": "x"}, "shout: time_limit: must be seconds as a number from 0 up, got 'x'"),
+        ({"soft_time_limit": -1}, "shout: soft_time_limit: must be seconds as a number .*, got -1"),
+        ({"link": 3}, "shout: link: must be a signature, or a list of these, got 3"),
+        ({"link_error": "x"}, "shout: link_error: must be a signature, or a list .*, got 'x'"),
         ({"expires": "tomorrow"}, "shout: expires: must be seconds as a number, a datetime or"),
         ({"expires": {"in": 5}}, "text in ISO 8601, got {'in': 5}"),
         ({"headers": ["a"]}, r"shout: headers: must be a dict, got \['a'\]"),
@@ -64,6 +69,8 @@ def test_values_that_cannot_be_read(
         {"countdown": "", "expires": None, "headers": ()},
         {"eta": "2040-01-01T00:00:00", "expires": "2040-01-01"},
         {"eta": datetime(2040, 1, 1, tzinfo=UTC), "expires": datetime(2040, 1, 1)},  # noqa: DTZ001
+        {"time_limit": 5, "soft_time_limit": 0.5, "link": [], "link_error": None},
+        {"link": {"task": "a", "args": ()}, "link_error": [{"task": "a"}, {"task": "b"}]},
         {"countdown": -0.5, "expires": 60, "headers": [("mine", 1)]},
     ],
 )
@@ -79,6 +86,34 @@ def test_values_that_celery_reads(sender: Callable[..., Sender], options: dict[s
     assert 4 == len(ours)
     assert {theirs["headers"].get("mine")} == {each["headers"].get("mine") for each in ours}
     assert bool(theirs["headers"]["eta"]) == all(each["headers"]["eta"] for each in ours)
+
+
+@pytest.mark.parametrize("task_id", [3, b"one"])
+def test_an_id_that_is_no_text(sender: Callable[..., Sender], task_id: Any) -> None:
+    """It is refused at the call, also by a coroutine."""
+    here = sender()
+    one, *_, many = [*ways(here.task, {"task_id": task_id})]
+    with pytest.raises(ConfigurationError, match="shout: task_id: must be a text, got"):
+        one()
+    with pytest.raises(ConfigurationError, match="cannot have one task_id"):
+        many()
+
+    assert {} == here.taken()
+
+
+def test_options_of_the_task(
+    sender: Callable[..., Sender], caplog: pytest.LogCaptureFixture
+) -> None:
+    """They have no effect in a call, which is sent, and the log says so once."""
+    here = sender()
+    for send in ways(here.task, {"max_wait": 3, "max_retries": 1}):
+        send()
+
+    assert 4 == len(here.taken()["celery"])
+    said = sorted(text for text in caplog.messages if "has no option" in text)
+    assert 2 == len(said)
+    words = "which nothing reads; it is an option of the task"
+    assert f"shout: a call has no option 'max_wait', {words}" == said[1]
 
 
 def test_a_misspelt_option_is_told_once(

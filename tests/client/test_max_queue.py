@@ -85,7 +85,7 @@ def test_many_calls_are_sent_together_or_not_at_all(sender: Callable[..., Sender
     known(task, 7)
     with pytest.raises(QueueFull, match="4 more are too many"):
         task.delay_many(iter(range(4)))
-    with pytest.raises(QueueFull, match="11 items in one call never fit into max_queue=10"):
+    with pytest.raises(QueueFull, match="more items in one call than max_queue=10 never fit"):
         task.delay_many(range(1000))
     task.delay_many(range(3))
 
@@ -98,7 +98,7 @@ def test_a_chunk_counts_as_its_rows(sender: Callable[..., Sender]) -> None:
     task = limited(here)
     task.delay_rows(list("abcdef"))
     task.delay_rows(list("abcd"))
-    with pytest.raises(QueueFull, match="11 items in one call"):
+    with pytest.raises(QueueFull, match="more items in one call than max_queue=10 never fit"):
         task.delay_rows(list("abcdefghijk"))
     known(task, 2)
     with pytest.raises(QueueFull, match="9 more"):

@@ -83,7 +83,8 @@ def test_a_model_of_several_parameters_warms_up():
 def test_an_example_that_does_not_fit_is_named():
     """The error names the model, its parameters and the example, and a start fails with it."""
     with pytest.raises(
-        ConfigurationError, match=r"Static\.examples: 'x' does not fit predict\(text, lang\)"
+        ConfigurationError,
+        match=r"Static\.examples: 'x' does not fit the parameters \(text, lang\)",
     ):
         example_rows(Static, ["x"])
     with pytest.raises(LoadFailed, match=r"examples: 'x' does not fit"):

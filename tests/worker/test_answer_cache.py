@@ -252,6 +252,8 @@ def test_the_cache_may_have_a_redis_of_its_own(own_redis: RedisServer):
         ({}, "a.task.cache_ttl: answers are kept in Redis, and the result backend is disabled"),
         ({"result_backend": "cache+memory://"}, "and the result backend is memory"),
         ({"batch_cache_url": "cache+memory://"}, "6379/1, got 'cache.memory:///'$"),
+        ({"batch_cache_url": "http://x"}, "6379/1, got 'http://x/'$"),
+        ({"batch_cache_url": "redis:/x"}, "6379/1, got 'redis:/x'$"),
         ({"batch_cache_url": "localhost"}, "batch_cache_url: must be the URL of a Redis, such as"),
         ({"batch_cache_url": "nonsense://"}, "6379/1, got 'nonsense://.*'$"),
         ({"batch_cache_url": "redis://h?socket_timeout=soon"}, "got 'redis://h.*: could not"),

@@ -51,6 +51,7 @@ from celery_batch.client.results.result import adopt_groups
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.fast_paths import PathState, states_in_words
 from celery_batch.compat.tasks import call_options
+from celery_batch.config import require
 from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.payloads.arguments import may_be_large, with_stored_values
 from celery_batch.per_process import PerProcess
@@ -172,6 +173,8 @@ class Publisher(PerProcess):
     ) -> Any:
         """Send one call on Celery's path, and have our listener receive its result if it can."""
         check_priority(task, options)
+        task_id = options.get("task_id")
+        require(isinstance(task_id, str | None), f"{task.name}: task_id", "a text", task_id)
         if is_plain_celery(self._app) and routes_by_maps(self._app):  # else others may read them
             warn_of_misspelt(task, options)
         bulk = current_bulk(task, options)

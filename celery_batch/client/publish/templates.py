@@ -34,6 +34,7 @@ from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.compat.kombu import library_errors
 from celery_batch.compat.older_celery import is_pydantic
 from celery_batch.compat.tasks import call_options
+from celery_batch.config import HIGHEST_PRIORITY
 from celery_batch.errors import ConfigurationError
 from celery_batch.protocol import SENT
 
@@ -82,9 +83,6 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 #: By the broker's driver.
 _PROBES: dict[str, type[RedisProbe | AmqpProbe]] = {"redis": RedisProbe, "amqp": AmqpProbe}
 
-#: The highest priority, a byte in AMQP.
-_HIGHEST = 255
-
 #: Most kinds of messages that are remembered.
 _MOST = 1000
 
@@ -95,11 +93,12 @@ def check_priority(task: Any, options: Mapping[str, Any]) -> None:
     if priority is None:
         return
     # An older caller's message may have more on Redis; its retries and its chain go on with that.
-    most = _HIGHEST if task.app.current_worker_task is None else math.inf
+    most = HIGHEST_PRIORITY if task.app.current_worker_task is None else math.inf
     is_whole = isinstance(priority, int) and not isinstance(priority, bool)
     if not (is_whole and 0 <= priority <= most):
         raise ConfigurationError(
-            f"{task.name}: priority: must be a whole number from 0 to {_HIGHEST}, got {priority!r}"
+            f"{task.name}: priority: must be a whole number from 0 to {HIGHEST_PRIORITY}, got"
+            f" {priority!r}"
         )
 
 
