@@ -46,7 +46,7 @@ from celery_batch.items.shapes import check_shapes, fixed_sizes_of
 from celery_batch.protocol import PAYLOADS
 from celery_batch.runtime.item_cost import ItemCost
 from celery_batch.runtime.model import Model
-from celery_batch.runtime.outputs import checked
+from celery_batch.runtime.outputs import checked, owned
 from celery_batch.runtime.registry import instance_of, keep_key_option, key_option
 from celery_batch.runtime.runner import CallCost, ErrorPolicy, Runner
 from celery_batch.runtime.signature import (
@@ -321,7 +321,8 @@ class BatchTask(ChunkCalls, ClientMethods):
     @cached_property
     def _split_outputs(self) -> Callable[[Any], Any]:
         """Makes arrays, or lists of numbers, of a batch's outputs in arrays."""
-        return split_rows if outputs_of(self) == "arrays" else list_rows
+        split = split_rows if outputs_of(self) == "arrays" else list_rows
+        return lambda outputs: split(owned(outputs))
 
     @cached_property
     def _item_cost(self) -> ItemCost | None:

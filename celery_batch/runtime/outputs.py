@@ -1,14 +1,52 @@
-"""Checks what a model has returned for a batch."""
+"""Copies and checks what a model has returned for a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import partial
 from numbers import Real
 from typing import Any
 
 from celery_batch.errors import WrongResultCount
 
-__all__ = ["checked"]
+__all__ = ["checked", "owned"]
+
+#: Types of values in which no array can be.
+_PLAIN = frozenset((str, bytes, int, float, bool, type(None)))
+
+#: Levels of lists and dicts in which arrays are looked for.
+_LEVELS = 5
+
+
+def owned(value: Any, *, on_device: bool = False, levels: int = _LEVELS) -> Any:
+    """
+    Return a value with copies of its arrays, also within lists, tuples and dicts of any class.
+
+    A model may fill the same memory again while its last outputs are encoded, or uncollated.
+    Copies of tensors are in the memory of the CPU, unless they are to stay on their device.
+    """
+    if type(value) in _PLAIN or not levels:
+        return value
+    if isinstance(value, (dict, list, tuple)):
+        return _with_parts(value, partial(owned, on_device=on_device, levels=levels - 1))
+    if hasattr(value, "detach"):
+        return value.detach().clone() if on_device else value.detach().to("cpu", copy=True)
+    return copy(value) if hasattr(value, "tolist") else value
+
+
+def _with_parts(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a dict, list or tuple of any class with its parts changed; itself if all are plain."""
+    kind, parts = type(value), value.values() if isinstance(value, dict) else value
+    if _PLAIN.issuperset(map(type, parts)):
+        return value
+    if isinstance(value, dict):
+        found = copy(value)
+        for key, each in value.items():
+            found[key] = change(each)
+        return found
+    changed = [change(each) for each in parts]
+    return changed if kind is list else getattr(kind, "_make", kind)(changed)
 
 
 def checked(name: str, outputs: Any, size: int, filling: int = 0) -> Sequence[Any]:

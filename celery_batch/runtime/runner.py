@@ -27,7 +27,7 @@ from celery_batch.errors import (
 )
 from celery_batch.formatting import brief
 from celery_batch.runtime.failures import free_memory, is_device_broken, is_out_of_memory
-from celery_batch.runtime.outputs import checked
+from celery_batch.runtime.outputs import checked, owned
 from celery_batch.runtime.stages import Stages
 
 __all__ = [
@@ -382,7 +382,8 @@ class Runner:
                 outputs = self._outputs_of(self._stages.outputs(output), len(part), rows)
             else:
                 items = run.order[part.start : part.stop]
-                run.uncollated.append(Uncollated(items, call, rows, output))
+                kept = owned(output, on_device=True)
+                run.uncollated.append(Uncollated(items, call, rows, kept))
                 outputs = []
         except Exception as error:  # noqa: BLE001 (any error of a model is its items' outcome)
             return self._handle_error(error, run, call)

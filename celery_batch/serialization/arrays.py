@@ -492,38 +492,15 @@ def _encode_scalar(number: Any) -> Any:
 
 
 def split_rows(outputs: Any) -> Any:
-    """Return the rows of an array of numbers or times; of anything else the outputs in it."""
-    # Arrays are copied: a model may fill the same memory again while its outputs are encoded.
+    """Return the rows of an array of numbers or times; anything else as it is."""
     array: Any = outputs
     if isinstance(outputs, _NDArray):
         kind = array.dtype.kind
         is_split = array.ndim and kind in (_TIMES if array.ndim == 1 else _NUMBERS + _TIMES)
-        return list(array.copy()) if is_split else outputs
+        return list(array) if is_split else outputs
     if isinstance(outputs, _Tensor) and array.ndim > 1:
-        return list(_copied(outputs, 1).unbind())
-    may_have_arrays = "numpy" in sys.modules or "torch" in sys.modules
-    if type(outputs) not in (list, tuple) or not may_have_arrays:
-        return outputs
-    if PLAIN.issuperset(map(type, outputs)):
-        return outputs
-    return type(outputs)([_copied(each, _LEVELS) for each in outputs])
-
-
-def _copied(value: Any, levels: int) -> Any:
-    """Return a value with copies of its arrays, in memory of their own."""
-    kind = type(value)
-    if kind in PLAIN or not levels:
-        return value
-    if kind is dict:
-        has_none = PLAIN.issuperset(map(type, value.values()))
-        found = value.items()
-        return value if has_none else {key: _copied(each, levels - 1) for key, each in found}
-    if kind is list or kind is tuple:
-        has_none = bool(value) and type(value[0]) in PLAIN  # numbers: there may be thousands
-        return value if has_none else kind([_copied(each, levels - 1) for each in value])
-    if isinstance(value, _Tensor):
-        return value.detach().to("cpu", copy=True)  # type: ignore[attr-defined]
-    return value.copy() if isinstance(value, _NDArray) else value  # type: ignore[attr-defined]
+        return list(array.unbind())
+    return outputs
 
 
 def describe(value: Any) -> Any:

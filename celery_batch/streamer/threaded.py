@@ -8,6 +8,7 @@ from typing import Any
 
 from celery_batch.errors import LoadFailed, ModelError
 from celery_batch.runtime import devices, registry
+from celery_batch.runtime.outputs import owned
 from celery_batch.runtime.runner import Runner
 from celery_batch.streamer.base import BaseStreamer, WorkerPool
 from celery_batch.streamer.model_adapters import Adapter, as_model, timed_outputs
@@ -101,7 +102,8 @@ class _Feeder:
             items = [item for request in requests for item in request.item.items]
             outputs: list[Any] | ModelError
             try:
-                outputs, call = timed_outputs(runner, items, alone=len(requests) == 1)
+                found, call = timed_outputs(runner, items, alone=len(requests) == 1)
+                outputs = owned(found)
             except BaseException as error:  # noqa: BLE001 (the thread has to live on)
                 outputs, call = broke_off(name, error), None
             self._request_queue.finish(self._slot, requests, outputs, call)

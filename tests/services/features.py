@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 from celery import Celery, Task, shared_task, signals
 from celery.exceptions import Ignore, Reject, Retry
@@ -171,9 +173,15 @@ def echo_tensor(x):
 outputs = []
 
 
+class Row(NamedTuple):
+    """An output with a name."""
+
+    row: Any
+
+
 @app.task(base=BatchTask, name="f.refill", max_batch_size=4)
 def refill(x):
-    """Return rows of one array, which each call fills again."""
+    """Return rows of one array, which each call fills again, in values of several kinds."""
     import numpy as np  # noqa: PLC0415
 
     outputs[:] = outputs or [np.zeros((4, 500))]
@@ -181,7 +189,16 @@ def refill(x):
     for row, each in zip(buffer, x, strict=False):
         row[:] = each
     time.sleep(0.005)
-    return buffer[: len(x)] if x[0] % 2 else [{"row": row} for row in buffer[: len(x)]]
+    rows = buffer[: len(x)]
+    kinds = [
+        lambda row: {"row": row},
+        lambda row: ("label", row),
+        lambda row: [None, {"row": row}],
+        lambda row: OrderedDict(number=1, row=row),
+        Row,
+    ]
+    kind = x[0] % (len(kinds) + 1)
+    return [kinds[kind](row) for row in rows] if kind < len(kinds) else rows
 
 
 @app.task(base=BatchTask, name="f.subtract", **COMPANY)

@@ -97,6 +97,19 @@ class Staged(Model):
         return self.collated.setdefault(text, threading.Event())
 
 
+def refill(batch):
+    """Return rows of one array, which each call fills again, alone and in tuples."""
+    import numpy as np  # noqa: PLC0415 (the other models need none)
+
+    rows = buffers.setdefault("rows", np.zeros((4, 1000)))[: len(batch)]
+    for row, item in zip(rows, batch, strict=True):
+        row[:] = item
+    return [("label", row) if row[0] % 2 else row for row in rows]
+
+
+buffers = {}
+
+
 def drop(batch):
     """Lose an output."""
     return batch[1:]

@@ -23,7 +23,7 @@ from celery_batch.errors import (
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.streamer import Streamer, ThreadedStreamer, base
 from celery_batch.testing import HungryModel
-from tests.services.streamed import Exiting, count, drop, play
+from tests.services.streamed import Exiting, count, drop, play, refill
 
 
 @pytest.fixture(scope="module", params=[ThreadedStreamer, Streamer], ids=["thread", "process"])
@@ -51,6 +51,17 @@ def test_one_value_is_no_batch(streamer, batch):
     ):
         with pytest.raises(TypeError, match=words):
             ask(batch)
+
+
+@pytest.mark.parametrize("kind", [ThreadedStreamer, Streamer], ids=["thread", "process"])
+def test_model_that_fills_its_outputs_again(kind):
+    """What a request has got does not change with the next batch."""
+    with kind(refill, 4) as streamer:
+        futures = [streamer.submit([number]) for number in range(100)]
+        found = [future.result(timeout=30.0)[0] for future in futures]
+
+    rows = [each[1] if isinstance(each, tuple) else each for each in found]
+    assert [[float(number)] * 1000 for number in range(100)] == [row.tolist() for row in rows]
 
 
 def test_many_threads_share_batches(streamer):
