@@ -12,7 +12,7 @@ from kombu import Producer
 from kombu.exceptions import SerializerNotInstalled
 from redis.client import PubSub
 
-from celery_batch import BatchTask
+from celery_batch import BatchTask, ConfigurationError
 from tests.client.conftest import Sender
 
 #: Celery, moved after it was compiled; then two calls, of which Celery sends what we do not.
@@ -23,7 +23,7 @@ from kombu.messaging import Producer
 for method in (Task.apply_async, Celery.send_task, Producer.publish):
     method.__code__ = method.__code__.replace(co_filename="/build/elsewhere.py")
 
-from celery_batch import BatchTask
+from celery_batch import BatchTask, ConfigurationError
 
 app = Celery("moved", broker={url!r}, backend={url!r})
 
@@ -93,6 +93,16 @@ def test_an_unknown_serializer_is_raised_and_not_logged(
     """The error says enough."""
     with pytest.raises(SerializerNotInstalled, match="nope"):
         sender().task.apply_async(("a",), serializer="nope")
+
+    assert "" == caplog.text
+
+
+def test_a_url_of_no_store_is_raised_and_not_logged(
+    sender: Callable[..., Sender], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error names the setting and the URL, and no part of Celery."""
+    with pytest.raises(ConfigurationError, match=r"^batch_payload_store: .*, got 'redis:/x'$"):
+        sender(batch_payload_store="redis:/x").task.delay("a")
 
     assert "" == caplog.text
 

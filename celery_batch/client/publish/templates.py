@@ -255,7 +255,7 @@ class MessageTemplates:
                     probe = probe_class(own)
                     send_probe(task, options, probe, form)
                     self._known[kind] = probe.template(form)
-        except (OperationalError, QueueNotFound, SerializerNotInstalled):
+        except (ConfigurationError, OperationalError, QueueNotFound, SerializerNotInstalled):
             self._known.pop(kind, None)  # Celery's path meets it too, and raises it
         except Exception:
             logger.warning("%s: messages are sent one by one", task.name, exc_info=True)
