@@ -136,7 +136,7 @@ class VirtualWorker:
         if self._target is not None and batch.plan is not None:
             model = self._target.model
             model.observe(batch.rows, seconds)
-            model.observe_overhead(self.gap + self.store)
+            model.observe_overhead(self.gap + self.store, now)
             self._target.ended(batch.plan, now)
             limit = self.policy.target_latency or inf
             late = sum(now - request.arrived > limit for request in batch.requests)

@@ -11,6 +11,7 @@ Rule 2: a batch that takes far longer or shorter than expected is left out, unle
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from math import inf, sqrt
 from statistics import median
 
@@ -24,6 +25,9 @@ _MIN_BATCHES = 8
 
 #: How many batches are looked at for what is usual.
 _RECENT = 64
+
+#: Seconds for which an overhead counts: of a task with few batches, a stall would for minutes.
+_OVERHEAD_COUNTS = 10.0
 
 #: A slow batch is slower than this part of recent ones.
 _SLOW_QUANTILE = 0.95
@@ -61,7 +65,9 @@ class LatencyModel:
         self.slowness = _DEFAULT_SLOWNESS
         self._weight = self._work = self._seconds = self._squares = self._products = 0.0
         self._ratios: deque[float] = deque(maxlen=_RECENT)
-        self._overheads: deque[float] = deque(maxlen=_RECENT)
+        #: When each was seen, and when the first of those that count counts no more.
+        self._overheads: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        self._forgets_at = inf
         self._outliers: list[float] = []
 
     @property
@@ -106,10 +112,20 @@ class LatencyModel:
         self._products = _DECAY * self._products + work * seconds
         self._fit()
 
-    def observe_overhead(self, seconds: float) -> None:
+    def observe_overhead(self, seconds: float, now: float) -> None:
         """Learn how long a batch was with its process, but not in the model."""
-        self._overheads.append(seconds)
-        self.overhead = _quantile(self._overheads)
+        self._overheads.append((now, seconds))
+        self._forgets_at = now
+        self.forget(now)
+
+    def forget(self, now: float) -> None:
+        """Judge the overhead by batches of late; if there were none, by what is usual."""
+        if now < self._forgets_at:
+            return
+        recent = [each for each in self._overheads if now < each[0] + _OVERHEAD_COUNTS]
+        self._forgets_at = recent[0][0] + _OVERHEAD_COUNTS if recent else inf
+        seconds = [each for _, each in recent or self._overheads]
+        self.overhead = _quantile(seconds) if recent else median(seconds)
 
     def _plausible(self, work: float, seconds: float) -> float:
         """Return the expected duration that comes nearest to the one that was observed."""
@@ -163,5 +179,5 @@ class LatencyModel:
         self.a = max(seconds - self.b * work, 0.0)
 
 
-def _quantile(values: deque[float]) -> float:
+def _quantile(values: Collection[float]) -> float:
     return sorted(values)[int(_SLOW_QUANTILE * (len(values) - 1))]

@@ -114,6 +114,7 @@ class TargetedQueue(Generic[T]):
     def _choose_policy(self, now: float) -> None:
         """Give the batcher the policy for the next batch, if that is another one."""
         batcher, policy, before = self._batcher, self.configured, self.limit
+        self.model.forget(now)
         urgency = batcher.urgency
         # Where the most urgent ones are a batch by themselves, no others fill it up.
         is_filled_up = (
@@ -179,6 +180,7 @@ class TargetedQueue(Generic[T]):
         batcher, policy, model = self._batcher, self.configured, self.model
         if not (len(batcher) or self._plans):
             return 0.0  # it would run at once, so nothing is gained if it does not
+        model.forget(now)
         target = policy.target_latency
         if not model.is_known or target is None:
             return 0.0

@@ -141,7 +141,7 @@ def test_the_largest_batch_in_time_leaves_room_for_slow_ones():
     """Noise and the time to store results count."""
     model = known()
     model.slowness = 1.25
-    model.observe_overhead(0.010)
+    model.observe_overhead(0.010, 0.0)
 
     assert pytest.approx((0.1 - 0.010) / 1.25, rel=0.01) == model.expected(model.largest(0.1))
     assert pytest.approx(0.1, rel=0.01) == model.slow(model.largest(0.1))
@@ -331,7 +331,7 @@ def test_waiting_ends_while_the_batch_can_be_in_time():
 def test_behind_a_running_batch_one_leaves_just_before_its_end():
     """The process finds it when it is free; until then others can join."""
     queue = queue_of(TARGETED)
-    queue.model.observe_overhead(0.002)
+    queue.model.observe_overhead(0.002, 0.0)
     fill(queue, 20, 0.0)
     first = taken(queue, 1.0)
     fill(queue, 12, 1.01)
@@ -399,6 +399,28 @@ def test_one_that_would_make_the_oldest_late_is_refused():
     assert queue.late_by(Request("new", 0.05), 0.05) == 0
     fill(queue, 2, 0.05)
     assert queue.late_by(Request("new", 0.05), 0.05) > 0
+
+
+def test_without_requests_no_batch_leaves():
+    """Whatever was learnt."""
+    assert Wait(None) == queue_of(TARGETED).next(0.0)
+
+
+def test_a_stall_of_long_ago_refuses_nothing():
+    """It counts for ten seconds, although few batches have ended since; then the usual does."""
+    queue = queue_of(TARGETED)
+    for overhead in (0.002, 0.002, 0.002, 0.09, 0.09):
+        queue.model.observe_overhead(overhead, 1.0)
+    fill(queue, 10, 2.0)
+    taken(queue, 2.0)
+
+    assert queue.late_by(Request("new", 10.9), 10.9) > 0
+    assert 0 == queue.late_by(Request("new", 11.0), 11.0)
+    assert 0.002 == queue.model.overhead
+
+    queue.model.observe_overhead(0.003, 12.0)
+
+    assert 0.003 == queue.model.overhead
 
 
 def test_more_is_refused_where_predictions_err():

@@ -102,7 +102,8 @@ class TargetTracker:
         if not self.call_times.observe(job, in_cost=limits_cost) or work.began is None:
             return
         waited = work.began - max(plan.left_at, self._last_ended)
-        self.call_times.model.observe_overhead(max(waited, 0.0) + max(stored - ended, 0.0))
+        overhead = max(waited, 0.0) + max(stored - ended, 0.0)
+        self.call_times.model.observe_overhead(overhead, now)
         self._last_ended = ended
 
     def _count(self, job: BatchJob, stored: float) -> None:
