@@ -52,7 +52,8 @@ def _with_parts(value: Any, change: Callable[[Any], Any]) -> Any:
 def checked(name: str, outputs: Any, size: int, filling: int = 0) -> Sequence[Any]:
     """Return a model's outputs as a sequence, one for each item; `filling` of them filled it up."""
     if hasattr(outputs, "tolist"):  # an array or a tensor, of whatever library
-        outputs = outputs.tolist()
+        is_complex = getattr(getattr(outputs, "dtype", None), "kind", "") == "c" and outputs.shape
+        outputs = list(outputs) if is_complex else outputs.tolist()  # JSON has none of Python's
     batch = f"a batch of {size}"
     if filling:
         batch += f" ({size - filling} filled up with {filling} more to one of batch_sizes)"

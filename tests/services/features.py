@@ -235,6 +235,14 @@ def vectors_as_lists(x):
     return _stacked(x)
 
 
+@app.task(base=BatchTask, name="f.imaginary", **COMPANY)
+def imaginary(x):
+    """Return one array of complex numbers for the whole batch."""
+    import numpy as np  # noqa: PLC0415
+
+    return np.array(x) * 1j
+
+
 @app.task(base=BatchTask, name="f.cached_arrays", cache_ttl=600, dedupe=True, **COMPANY)
 def cached_arrays(x):
     """Return arrays, and remember how many."""

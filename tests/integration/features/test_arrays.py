@@ -87,6 +87,11 @@ def test_many_rows_in_one_array(place: Place):
     assert [["ndarray", "float32", [3]]] * 4 == place.items("arrays")
 
 
+def test_an_array_of_complex_numbers(place: Place):
+    """Each item gets its number, as from a list of them."""
+    assert [1j, 2j] == place.get(place.imaginary.delay_many([1, 2]))
+
+
 def test_numbers_of_an_array_as_rows(place: Place):
     """Rows of an array with one dimension are numbers."""
     found = place.vectors.delay_rows(np.arange(3)).get(timeout=SOON)
