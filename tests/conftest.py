@@ -54,7 +54,7 @@ _LONGEST_GROUPS = (
 _LONGEST_FIRST = (
     "tests/faults/test_faults.py",
     "tests/integration/features",
-    "tests/integration/test_lease.py",
+    "tests/integration/outages/test_lease.py",
     "tests/deploy",
     "tests/webapp",
     "tests/integration/backfill",
@@ -65,7 +65,7 @@ _LONGEST_FIRST = (
     "tests/client",
     "tests/package",
     "tests/workers",
-    "tests/test_house.py",
+    "tests/repository/test_house.py",
     "tests/docs/test_examples.py",
 )
 

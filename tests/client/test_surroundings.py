@@ -14,8 +14,8 @@ from kombu import Queue
 from celery_batch import BatchTask
 from celery_batch.client.results.result import BatchResult
 from tests.client.conftest import Sender
-from tests.client.test_same_message import ID, comparable
-from tests.client.test_sending import counted, warmed
+from tests.client.publish.test_same_message import ID, comparable
+from tests.client.publish.test_sending import counted, warmed
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def test_patterns(tmp_path: Path, pattern: str, test: str, *, covered: bool):
     [
         SKIP.format("a", "1") * (MOST + 1),
         SKIP.format("tests/faults/test_faults.py::*", "1"),
-        SKIP.format("tests/client/test_ids.py::*", "1"),
+        SKIP.format("tests/client/publish/test_ids.py::*", "1"),
         '[[skip]]\ntest = "a"\nbefore = "celery 1"\n',
         '[[skip]]\ntest = "a"\nbefore = "celery"\nlacks = "it"\n',
     ],

@@ -11,7 +11,7 @@ from celery import Celery
 from celery_batch import BatchTask, LoadFailed, Model
 from celery_batch.runtime import registry
 from celery_batch.worker.executor.loader import load_models, run_step
-from tests.worker.test_executor import _error, app, deliver
+from tests.worker.executor.test_executor import _error, app, deliver
 
 __all__ = ["app"]
 

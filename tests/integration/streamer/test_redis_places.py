@@ -8,7 +8,7 @@ import pytest
 
 from celery_batch.errors import ConfigurationError
 from celery_batch.processes.redis_server import RedisServer
-from tests.integration.test_sentinel import launch
+from tests.integration.messages.test_sentinel import launch
 from tests.services.laboratory import PROGRAMS, Lab
 from tests.services.tls import TlsRedis, find_tls_redis, make_papers
 

@@ -10,7 +10,7 @@ import pytest
 
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
-from tests.integration.test_urgent import SOON, wait_for
+from tests.integration.models.test_urgent import SOON, wait_for
 from tests.services.props import go_on
 from tests.services.rabbitmq import RabbitMQServer
 from tests.services.slow_link import slow_link

@@ -13,7 +13,7 @@ import pytest
 
 from bench.wrk import find_wrk
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 
 
 def _run(

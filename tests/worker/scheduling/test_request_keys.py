@@ -14,7 +14,7 @@ from celery_batch.batching.batch import LEAST_URGENT, Batch
 from celery_batch.telemetry.meter import Tally
 from celery_batch.worker.scheduling.prefetch import messages_per_process
 from celery_batch.worker.scheduling.task_queue import KEY_WINDOW, TaskQueue
-from tests.worker.test_request_cost import request
+from tests.worker.scheduling.test_request_cost import request
 
 
 def make_task(broker: str = "memory://", **options: Any) -> Any:

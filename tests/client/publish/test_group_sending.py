@@ -12,7 +12,7 @@ from kombu.exceptions import OperationalError
 from celery_batch import PartlySent, QueueFull
 from celery_batch.client.publish import buffer
 from tests.client.conftest import Sender
-from tests.client.test_sending import counted, texts, warmed
+from tests.client.publish.test_sending import counted, texts, warmed
 
 
 def fewer_tries(sender: Callable[..., Sender], **conf: Any) -> Sender:

@@ -19,7 +19,7 @@ from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.intake.request import BatchRequest
 from celery_batch.worker.scheduling.prefetch import messages_per_process
 from celery_batch.worker.scheduling.task_queue import TaskQueue
-from tests.worker.test_request import Message
+from tests.worker.intake.test_request import Message
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def test_stats_are_plain_data_and_in_celery_stats(worker: Worker):
 
 def test_every_entry_is_in_the_reference(worker: Worker):
     """The page of control commands names all entries of both replies, and which one lacks some."""
-    text = (Path(__file__).parents[2] / "docs" / "reference" / "control-commands.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "control-commands.md").read_text()
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (.*) \|$", text, re.MULTILINE)
     entries = {name: told for names, told in rows for name in re.findall(r"\w+", names)}
     stats, status = worker.ask("batch_stats"), worker.ask("batch_status")

@@ -17,7 +17,7 @@ from celery_batch.config import policy_of
 from celery_batch.protocol import ROWS
 from celery_batch.worker.intake.request import BatchRequest
 from celery_batch.worker.scheduling.task_queue import TaskQueue
-from tests.worker.test_request import Message
+from tests.worker.intake.test_request import Message
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 from celery_batch import ConfigurationError, PartlySent, QueueFull
 from celery_batch.client.publish.publisher import Publisher
 from tests.client.conftest import Sender
-from tests.client.test_sending import counted, texts, warmed
+from tests.client.publish.test_sending import counted, texts, warmed
 from tests.services.ports import quiet_port
 
 

@@ -14,7 +14,7 @@ from celery_batch import BatchTask
 from celery_batch.protocol import SENT
 from celery_batch.worker.scheduling.target import sent_at
 from celery_batch.worker.scheduling.task_queue import TaskQueue
-from tests.worker.test_request_cost import request as request_of
+from tests.worker.scheduling.test_request_cost import request as request_of
 
 
 def request(sent: Any, **fields: Any) -> Any:

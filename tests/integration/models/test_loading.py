@@ -19,7 +19,7 @@ from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from tests.conftest import Shop
 
 COUNTER = ("-Q", "celery,counter")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 #: An app whose model imports a module of the same folder when it is loaded.
 LAZY = """

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from celery_batch.processes.managed_process import ManagedProcess
-from tests.integration.test_redis_rules import rules, url_for
+from tests.integration.messages.test_redis_rules import rules, url_for
 from tests.services.forked import run
 from tests.services.place import eventually
 from tests.services.shop import CELERY, environment_of

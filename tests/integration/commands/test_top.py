@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from celery_batch.processes.managed_process import ManagedProcess
-from tests.integration.test_check import OLD
+from tests.integration.commands.test_check import OLD
 from tests.services.forked import run
 from tests.services.place import eventually
 from tests.services.shop import CELERY, environment_of
@@ -23,7 +23,7 @@ from tests.services.terminal import Terminal
 
 COMMAND = (CELERY, "-A", "tests.services.tasks", "batch", "top")
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "check-and-top.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "check-and-top.md"
 
 
 def documented_keys():

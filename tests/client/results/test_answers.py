@@ -17,7 +17,7 @@ from kombu import pools
 from celery_batch import BatchTask
 from celery_batch.client.results.result import BatchResult
 from tests.client.conftest import Sender
-from tests.client.test_sending import warmed
+from tests.client.publish.test_sending import warmed
 
 SOON = 20.0
 

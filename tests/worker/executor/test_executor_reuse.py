@@ -18,7 +18,7 @@ from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor import model_call
 from celery_batch.worker.executor.executor import run_batch, trace_batch
 from celery_batch.worker.executor.row_reuse import RowReuse
-from tests.worker.test_row_reuse import Answers
+from tests.worker.executor.test_row_reuse import Answers
 
 PAST = datetime.now(UTC) - timedelta(seconds=60)
 
