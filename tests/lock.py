@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[1]
 LOCK = "constraints.txt"
@@ -46,7 +47,11 @@ def main() -> int:
         write(options.upgrade)
         return 0
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    found = list(complaints(project, read((ROOT / LOCK).read_text()), asked_by_installed))
+    locked = read((ROOT / LOCK).read_text())
+    found = [
+        *complaints(project, locked, asked_by_installed),
+        *too_new(project, locked, _python_of),
+    ]
     print("\n".join(found) or f"lock: {LOCK} holds all that pyproject.toml asks for")  # noqa: T201
     return int(bool(found))
 
@@ -131,6 +136,25 @@ def complaints(
         elif not requirement.specifier.contains(locked[name], prereleases=True):
             yield f"{wish} holds {name}=={locked[name]}: run `make lock UPGRADE={name}`"
         waiting += [(name, each) for each in asked_by(requirement)]
+
+
+def too_new(
+    project: Mapping[str, Any], locked: Mapping[str, str], python_of: Callable[[str], str | None]
+) -> Iterator[str]:
+    """Say which locked releases, given the Pythons that they ask for, miss our oldest one."""
+    # Pip would try one build of torch after another before it says so.
+    oldest = project["project"]["requires-python"].removeprefix(">=")
+    for name, version in locked.items():
+        if not SpecifierSet(asked := python_of(name) or "").contains(oldest):
+            yield f"{name}=={version} asks for Python {asked}, we for {oldest}: lock an older one"
+
+
+def _python_of(name: str) -> str | None:
+    """Return which Pythons an installed package asks for; None for any."""
+    try:
+        return metadata.metadata(name)["Requires-Python"]
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _asked_by_project(project: Mapping[str, Any]) -> Iterator[Requirement]:

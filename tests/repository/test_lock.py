@@ -8,7 +8,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from tests.lock import LOCK, ROOT, complaints, read
+from tests.lock import LOCK, ROOT, complaints, read, too_new
 
 
 def _project(*dev: str, asked: tuple[str, ...] = ("celery>=5",)) -> dict[str, Any]:
@@ -71,6 +71,15 @@ def test_what_a_dependency_asks_for_is_wanted_too() -> None:
     assert found == [
         "types-new asks for vine<6, and constraints.txt does not hold it: run `make lock`"
     ]
+
+
+def test_release_for_newer_pythons_only_is_named() -> None:
+    """The oldest Python that we ask for could not install it; no statement means any Python."""
+    project = {"project": {"requires-python": ">=3.11"}}
+    asked = {"celery": ">=3.9", "rich": ">=3.11.5"}
+    found = list(too_new(project, read(WHOLE), asked.get))
+
+    assert found == ["rich==14.1 asks for Python >=3.11.5, we for 3.11: lock an older one"]
 
 
 def test_what_another_platform_asks_for_is_not_wanted() -> None:
