@@ -32,6 +32,10 @@ __all__ = ["LoopCall", "aapply_many", "apply_and_wait", "apply_async"]
 
 logger = logging.getLogger(__name__)
 
+#: Calls in one write from which on what they have in common is looked up once.  A single call is
+#: made as `apply_async` makes it, which fails at once if the result backend is away.
+_SEVERAL = 4
+
 
 class LoopCall(NamedTuple):
     """A call of a coroutine."""
@@ -59,10 +63,10 @@ class LoopCall(NamedTuple):
         elif self.on_abandoned is not None:
             self.on_abandoned(outcome)
 
-    def send(self, bulk: BulkWrite, series: SeriesSender) -> Any:
+    def send(self, bulk: BulkWrite, series: SeriesSender | None) -> Any:
         """Make the call, and return its result."""
         result = None
-        if _are_own(self.options):
+        if series is not None and _are_own(self.options):
             result = series.send(self.task, self.args, self.kwargs, self.options)
         if result is None:
             apply = partial(self.task.apply_async, self.args, self.kwargs, **self.options)
@@ -167,7 +171,7 @@ def _send(calls: list[LoopCall]) -> list[Any]:
     """Send calls in one write, each in its own context; return results and errors."""
     bulk, outcomes = BulkWrite(), list[Any]()
     lost: dict[Any, OperationalError] = {}  # what calls of a task met, after all their tries
-    series = SeriesSender(bulk)
+    series = SeriesSender(bulk) if len(calls) >= _SEVERAL else None
     for call in calls:
         if lost and call.task in lost and _are_own(call.options):
             outcomes.append(lost[call.task])
