@@ -12,8 +12,8 @@ import pytest
 import redis
 from celery.utils.functional import noop
 
-from celery_batch import fork_guard
-from celery_batch.fork_guard import forks_delayed
+from celery_batch.processes import fork_guard
+from celery_batch.processes.fork_guard import forks_delayed
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.worker.intake.background_thread import BackgroundThread
 from celery_batch.worker.redis.owner import own_pool

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 from celery.utils.functional import noop
 
 from celery_batch.broker_depth import DepthReader, can_read_depth, open_depth_reader
-from celery_batch.per_process import PerProcess
+from celery_batch.processes.per_process import PerProcess
 
 __all__ = ["BrokerPoller", "OnDemandThread"]
 

@@ -21,7 +21,7 @@ from typing import Any
 from weakref import WeakSet
 
 from celery_batch.client.background import OnDemandThread
-from celery_batch.per_process import PerProcess
+from celery_batch.processes.per_process import PerProcess
 from celery_batch.protocol import QUIETLY
 
 __all__ = ["MOST", "PIECE", "Revokes", "revoke_soon"]

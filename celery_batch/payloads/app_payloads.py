@@ -17,7 +17,7 @@ from celery_batch.config import PayloadSettings, SettingsSnapshot
 from celery_batch.errors import InvalidPayload, MessageTooLarge
 from celery_batch.payloads.store import PayloadStore, RedisPayloads, StoreError, open_store
 from celery_batch.payloads.values import PayloadReference
-from celery_batch.per_process import PerProcess
+from celery_batch.processes.per_process import PerProcess
 
 __all__ = ["SERIALIZERS", "AppPayloads", "seconds_until"]
 

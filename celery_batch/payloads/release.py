@@ -8,10 +8,10 @@ import time
 from typing import Any
 from weakref import WeakSet
 
-from celery_batch.fork_guard import forks_delayed
 from celery_batch.payloads.app_payloads import AppPayloads, seconds_until
 from celery_batch.payloads.store import DirectoryPayloads, StoreError
-from celery_batch.per_process import PerProcess
+from celery_batch.processes.fork_guard import forks_delayed
+from celery_batch.processes.per_process import PerProcess
 
 __all__ = ["PayloadRelease"]
 

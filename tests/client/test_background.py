@@ -12,7 +12,7 @@ from celery import Celery
 
 from celery_batch.client import background
 from celery_batch.client.background import OnDemandThread
-from celery_batch.per_process import PerProcess
+from celery_batch.processes.per_process import PerProcess
 from tests.services.eventually import eventually
 
 SOON = 20.0

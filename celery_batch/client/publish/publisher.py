@@ -54,7 +54,7 @@ from celery_batch.compat.tasks import call_options
 from celery_batch.config import require
 from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.payloads.arguments import may_be_large, with_stored_values
-from celery_batch.per_process import PerProcess
+from celery_batch.processes.per_process import PerProcess
 from celery_batch.protocol import READS_PAYLOADS, REPLY_HEADER, SENT
 from celery_batch.serialization.arrays import describe
 from celery_batch.serialization.typed_json import escape_dicts

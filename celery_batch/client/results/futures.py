@@ -29,7 +29,7 @@ from celery_batch.client.results.pending import PendingResult
 from celery_batch.compat.tasks import raise_parent_error
 from celery_batch.errors import ConfigurationError
 from celery_batch.payloads.results import mentions_payload
-from celery_batch.per_process import PerProcess
+from celery_batch.processes.per_process import PerProcess
 
 __all__ = [
     "LONGEST_PAUSE",

@@ -23,7 +23,7 @@ from celery.utils.functional import noop
 
 from celery_batch.compat.kombu import renew_property_locks
 from celery_batch.compat.vine import BarrierCounter
-from celery_batch.per_process import PerProcess
+from celery_batch.processes.per_process import PerProcess
 from celery_batch.protocol import STARTED_ID, BatchInfo, read_facts
 
 __all__ = [

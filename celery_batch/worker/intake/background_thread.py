@@ -7,7 +7,7 @@ from collections.abc import Callable
 from queue import Full, Queue
 from threading import Thread
 
-from celery_batch.fork_guard import forks_delayed
+from celery_batch.processes.fork_guard import forks_delayed
 
 __all__ = ["BackgroundThread"]
 

@@ -28,7 +28,7 @@ from celery.platforms import EX_FAILURE
 from celery_batch.broker_depth import DepthReader, can_read_depth, open_depth_reader
 from celery_batch.config import Settings
 from celery_batch.errors import ConfigurationError
-from celery_batch.fork_guard import forks_delayed
+from celery_batch.processes.fork_guard import forks_delayed
 from celery_batch.telemetry.meter import Meter
 from celery_batch.worker.consumer_context import ConsumerContext
 from celery_batch.worker.context import WorkerContext

@@ -14,7 +14,7 @@ from redis import ConnectionPool
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_batch.fork_guard import forks_delayed
+from celery_batch.processes.fork_guard import forks_delayed
 
 __all__ = ["Keys", "boottime", "describe_self", "is_dead", "machine", "own_pool"]
 
