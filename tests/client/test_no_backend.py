@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, chain, group
 from kombu.exceptions import OperationalError
 
 from celery_batch import BatchTask, ConfigurationError, as_completed
+from celery_batch.processes.redis_server import RedisServer
+from tests.client.conftest import Sender
+from tests.services.eventually import eventually
+from tests.services.ports import quiet_port
+
+#: Celery tries for 20 s.
+_TRIED_ONCE_MORE = {"retry_policy": {"max_retries": 1, "interval_start": 0, "interval_max": 0.1}}
 
 
 @pytest.fixture
@@ -62,6 +70,7 @@ def test_lost_backend_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("CELERY_RESULT_BACKEND", raising=False)
     with Celery("shop", broker="memory://", set_as_current=False) as app:
         app.conf.result_backend = "redis://127.0.0.1:1/0"
+        app.conf.result_backend_transport_options = _TRIED_ONCE_MORE
         task = app.task(base=BatchTask, name="shop.lost")(_same)
 
         with pytest.raises(
@@ -71,3 +80,36 @@ def test_lost_backend_is_named(monkeypatch: pytest.MonkeyPatch):
 
     assert "127.0.0.1:1" in str(no.value)
     assert "restarted" not in str(no.value)
+
+
+#: Each way to make calls whose results are wanted.
+_CALLS: dict[str, Callable[[Any], Any]] = {
+    "one": lambda task: task.delay("a"),
+    "many": lambda task: task.delay_many(["a", "b"]),
+    "rows": lambda task: task.delay_rows(["a", "b"]),
+    "chain": lambda task: chain(task.s("a"), task.s())(),
+    "group": lambda task: group(task.s("a"), task.s("b"))(),
+    "coroutine": lambda task: asyncio.run(task.adelay("a")),
+    "coroutine, many": lambda task: asyncio.run(task.adelay_many(["a", "b"])),
+}
+
+
+def test_each_call_fails_until_the_backend_is_there(sender: Callable[..., Sender]):
+    """Later calls of a process raise as its first one; nothing is sent that fails."""
+    with RedisServer(port=quiet_port()) as backend:
+        options = {"result_backend_transport_options": _TRIED_ONCE_MORE}
+        here = sender(result_backend=backend.url, **options)
+        here.task.apply_async(("warm",), ignore_result=True)
+        backend.stop()
+        for _ in range(3):
+            for name, call in _CALLS.items():
+                with pytest.raises(OperationalError, match=r"^The result backend cannot be"):
+                    pytest.fail(f"{name}: {call(here.task)}")
+        here.task.apply_async(("ignored",), ignore_result=True)
+        sent = [each["headers"]["argsrepr"] for each in here.taken()["celery"]]
+        assert ["('warm',)", "('ignored',)"] == sent
+        backend.start()
+        eventually(lambda: here.task.delay("back"))
+        for call in _CALLS.values():
+            call(here.task)
+        gc.collect()  # results of Celery's own path unsubscribe when they go

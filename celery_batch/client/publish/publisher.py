@@ -46,7 +46,7 @@ from celery_batch.client.publish.templates import (
     without_subscription,
 )
 from celery_batch.client.publish.transport import Transport
-from celery_batch.client.results.listener import listener_for, why_not_notified
+from celery_batch.client.results.listener import is_cut_off, listener_for, why_not_notified
 from celery_batch.client.results.result import adopt_groups
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.fast_paths import PathState, states_in_words
@@ -137,6 +137,8 @@ class Publisher(PerProcess):
         options = _read_as_parent(options, parent)
         expires = options.get("expires", call_options(task).get("expires"))
         listener = None if parent else self._listener(task, options, bulk, frozen)
+        if listener is None and not parent and self._is_cut_off(task, options):
+            return None  # Celery's path tries to reach the backend, or raises
         template = self._templates.template(task, options, expires, reply=listener is not None)
         if template is None:
             return None
@@ -294,15 +296,20 @@ class Publisher(PerProcess):
         self, task: Any, options: dict[str, Any], bulk: BulkWrite | None, frozen: Any
     ) -> Any:
         """Return the listener that receives the result of a call that no task makes."""
-        if options.get("ignore_result", task.ignore_result):
+        if not self._settings.has_headers or not self._has_result(task, options):
             return None
-        if not self._settings.has_headers:
-            return None
-        if task.backend is not self._app.backend:
-            return None  # the listener receives nothing that is stored elsewhere
         if bulk is not None and bulk.app is not None and frozen is None:
             return None  # a canvas has results of its own
         return listener_for(self._app)
+
+    def _has_result(self, task: Any, options: dict[str, Any]) -> bool:
+        """Return whether a call has a result, which is stored in the app's backend."""
+        is_ignored = options.get("ignore_result", task.ignore_result)
+        return not is_ignored and task.backend is self._app.backend
+
+    def _is_cut_off(self, task: Any, options: dict[str, Any]) -> bool:
+        """Return whether a call has a result, and the backend could not be reached so far."""
+        return is_cut_off(self._app) and self._has_result(task, options)
 
 
 def _read_as_parent(options: dict[str, Any], parent: Any) -> dict[str, Any]:
