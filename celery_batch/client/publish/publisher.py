@@ -34,7 +34,7 @@ from celery_batch.client.publish.message import (
     new_id,
     sent_now,
 )
-from celery_batch.client.publish.series import CallSeries, expect_result
+from celery_batch.client.publish.series import CallSeries, check_call, expect_result
 from celery_batch.client.publish.templates import (
     MessageTemplates,
     check_priority,
@@ -106,7 +106,11 @@ class Publisher(PerProcess):
         if "producer" in options and (bulk is None or bulk.app is None):
             return None  # not Celery's own, for all we know
         frozen = bulk and bulk.frozen.get(options.get("task_id", ""))
-        series = self._series(task, options, bulk, frozen)
+        try:
+            series = self._series(task, options, bulk, frozen)
+        except OperationalError:
+            check_call(task, args, kwargs, options.get("serializer"))
+            raise
         return series and series.send(args, kwargs, bulk, frozen=frozen)
 
     def series(

@@ -14,7 +14,7 @@ from celery_batch.client.backpressure import QueueLimiter, already_admitted, ite
 from celery_batch.client.publish.buffer import BulkWrite, call_in_bulk, canvas_bulk
 from celery_batch.client.publish.message import new_id
 from celery_batch.client.publish.publisher import Publisher
-from celery_batch.client.publish.series import NO_OPTIONS, CallSeries, expect_members
+from celery_batch.client.publish.series import NO_OPTIONS, CallSeries, check_call, expect_members
 from celery_batch.client.publish.templates import is_plain_celery
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.fast_paths import FastPaths
@@ -104,13 +104,13 @@ class SeriesSender:
         """Make a call that was admitted, and return its result; None if it takes another path."""
         if may_be_large(args, kwargs):
             return self._send_large(task, args, kwargs, own)
-        series = self._series_of(task, own)
+        series = self._series_of(task, own, args, kwargs)
         return series and series.send(args, kwargs, self._bulk, own=own)
 
     def _send_large(self, task: Any, args: Any, kwargs: Any, own: Mapping[str, Any]) -> Any:
         options = {**self._options, **own}
         headers = {**(options.get("headers") or {}), PAYLOADS: []}
-        series = self._series_of(task, {**own, "headers": headers})
+        series = self._series_of(task, {**own, "headers": headers}, args, kwargs)
         if series is None:
             return None  # before anything is stored
         options["task_id"] = new_id()
@@ -118,15 +118,21 @@ class SeriesSender:
         if PAYLOADS in (options.get("headers") or {}):
             own = {**own, "headers": options["headers"], "task_id": options["task_id"]}
         else:
-            series = self._series_of(task, own)
+            series = self._series_of(task, own, args, kwargs)
         return series and series.send(args, kwargs, self._bulk, own=own)
 
-    def _series_of(self, task: Any, own: Mapping[str, Any]) -> CallSeries | None:
+    def _series_of(
+        self, task: Any, own: Mapping[str, Any], args: Any, kwargs: Any
+    ) -> CallSeries | None:
         kind = id(task), *own
         series = self._series.get(kind)
         if series is None:
             options = {**self._options, **own}
-            series = self._series[kind] = Publisher.of(task.app).series(task, options, own)
+            try:
+                series = self._series[kind] = Publisher.of(task.app).series(task, options, own)
+            except OperationalError:
+                check_call(task, args, kwargs, options.get("serializer"))
+                raise
         return series
 
 

@@ -16,6 +16,7 @@ from celery_batch.client.publish.message import (
     fast_repr,
     new_id,
     sent_now,
+    serialized_body,
 )
 from celery_batch.client.publish.templates import AnyTemplate
 from celery_batch.client.results.listener import listener_for
@@ -23,7 +24,7 @@ from celery_batch.client.results.result import BatchResult
 from celery_batch.client_methods import ClientMethods
 from celery_batch.serialization.encode_errors import explained_call
 
-__all__ = ["NO_OPTIONS", "CallSeries", "expect_members", "expect_result"]
+__all__ = ["NO_OPTIONS", "CallSeries", "check_call", "expect_members", "expect_result"]
 
 
 def expect_result(
@@ -49,6 +50,21 @@ def expect_members(app: Any, tasks: Iterable[Any], frozen: dict[str, Any]) -> It
             if is_ours and listener_for(app) is not None:
                 frozen[result.id] = result
         yield signature, result, group_id
+
+
+def check_call(task: Any, args: Any, kwargs: Any, serializer: Any = None) -> None:
+    """Raise why a call's arguments cannot be sent: it comes before any error of the broker."""
+    _check_header(task, args or (), kwargs or {})
+    serializer = serializer or task.serializer
+    try:
+        serialized_body((args or (), kwargs or {}, {}), serializer)
+    except EncodeError as error:
+        raise explained_call(error, task, args, kwargs, serializer) from error
+
+
+def _check_header(task: Any, args: Any, kwargs: Any) -> None:
+    if task.typing and (check := getattr(task, "__header__", None)):  # else a class's task
+        check(*args, **kwargs)
 
 
 #: The options of calls that have none.
@@ -86,8 +102,7 @@ class CallSeries(NamedTuple):
         if expiry is None:
             return None
         args, kwargs = args or (), kwargs or {}
-        if task.typing and (check := getattr(task, "__header__", None)):  # else a class's task
-            check(*args, **kwargs)
+        _check_header(task, args, kwargs)
         if not isinstance(args, (list, tuple)):
             raise TypeError("task args must be a list or tuple")
         task_id = own.get("task_id") or options.get("task_id") or new_id()

@@ -245,6 +245,7 @@ class MessageTemplates:
         is_stock = type(app.amqp) is amqp.AMQP and routes_by_maps(app)
         if probe_class is None or not is_stock or not _is_plain(task, options):
             return
+        probe = None
         try:
             with without_subscription(app), app.producer_or_acquire(producer) as own:
                 connection = own.connection
@@ -257,6 +258,8 @@ class MessageTemplates:
                     self._known[kind] = probe.template(form)
         except (ConfigurationError, OperationalError, QueueNotFound, SerializerNotInstalled):
             self._known.pop(kind, None)  # Celery's path meets it too, and raises it
+            if probe is None:
+                raise  # after all tries to connect, which it would make once more
         except Exception:
             logger.warning("%s: messages are sent one by one", task.name, exc_info=True)
 

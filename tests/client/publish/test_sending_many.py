@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socketserver
 import threading
 import time
 from collections.abc import Callable
@@ -10,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from kombu.exceptions import OperationalError
+from celery import Task
+from kombu.exceptions import EncodeError, OperationalError
 
-from celery_batch import ConfigurationError, PartlySent, QueueFull
+from celery_batch import BatchTask, ConfigurationError, PartlySent, QueueFull
 from celery_batch.client.publish.publisher import Publisher
 from tests.client.conftest import Sender
 from tests.client.publish.test_sending import counted, texts, warmed
@@ -161,3 +163,54 @@ def test_a_broker_that_was_never_there(
     assert 9 == len({id(error) for error in errors})
     assert alone < 5
     assert time.monotonic() - began < 12
+
+
+@pytest.mark.parametrize("driver", ["redis", "amqp"])
+def test_a_broker_that_is_away_is_tried_as_often_as_by_celery(
+    sender: Callable[..., Sender], driver: str
+) -> None:
+    """A call connects no more often in vain than one of an ordinary task."""
+    tries = []
+    for apply in (Task.apply_async, BatchTask.apply_async):
+        with _HangsUp() as server:
+            threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+            here = sender()
+            here.app.conf.broker_url = f"{driver}://127.0.0.1:{server.server_address[1]}//"
+            for _ in range(2):
+                with pytest.raises(OperationalError):
+                    apply(here.task, ("a",), ignore_result=True)
+                tries.append(server.tries)
+            server.shutdown()
+
+    assert tries[:2] == tries[2:]
+
+
+def test_what_cannot_be_sent_is_told_before_a_broker_that_is_away(
+    sender: Callable[..., Sender],
+) -> None:
+    """A caller's mistake is the error of its call, wherever the broker is."""
+    here = sender()
+    here.app.conf.broker_url = f"redis://127.0.0.1:{quiet_port()}//"
+    calls = {
+        TypeError: [(("a", "b", "c"), None)],
+        EncodeError: [((object(),), None)],
+        OperationalError: [(("a",), None)],
+    }
+    for kind, rows in calls.items():
+        with pytest.raises(kind):
+            here.task.apply_async(*rows[0], ignore_result=True)
+        with pytest.raises(kind):
+            here.task.apply_many(rows, ignore_result=True)
+
+
+class _HangsUp(socketserver.TCPServer):
+    """A server that is no broker: it counts who connects, and says nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), socketserver.BaseRequestHandler)
+        self.tries = 0
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Count, and hang up."""
+        self.tries += 1
+        super().process_request(request, client_address)
