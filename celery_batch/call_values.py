@@ -1,20 +1,32 @@
-"""Checks the values of calls' options."""
+"""Checks the values of calls' options, and what they take their arguments from."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from inspect import signature
 from typing import Any
 
 from celery.utils.time import isoparse
 from kombu.compression import get_encoder
+from kombu.connection import Connection
 from kombu.entity import Queue
 from kombu.utils.functional import maybe_list
 
 from celery_batch.errors import ConfigurationError
 
-__all__ = ["readable_options"]
+__all__ = ["check_arguments", "readable_options"]
+
+
+def check_arguments(task: Any, args: Any, kwargs: Any) -> None:
+    """Raise TypeError for what no call's arguments can be, by position and by name."""
+    for name, value, kinds, expected in (
+        ("args", args, (list, tuple), "a list or tuple"),
+        ("kwargs", kwargs, Mapping, "a dict"),
+    ):
+        if value is not None and not isinstance(value, kinds):
+            raise TypeError(f"{task.name}: task {name} must be {expected}, got {value!r:.60}")
 
 
 def readable_options(task: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -46,6 +58,10 @@ def _expiry(value: Any) -> datetime:
     return isoparse(value) if isinstance(value, str) else _later(value)
 
 
+def _policy(value: Any) -> None:
+    signature(Connection.ensure).bind(None, None, None, **value)
+
+
 #: What reads an option as Celery does, and what it may be.
 _READABLE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "compression": (get_encoder, "a method that kombu knows, such as 'gzip'"),
@@ -63,6 +79,8 @@ _READABLE: dict[str, tuple[Callable[[Any], Any], str]] = {
             "a signature, or a list of these",
         ),
     ),
+    "retry_policy": (_policy, "a dict of max_retries, interval_start and others"),
+    "routing_key": (str.strip, "a text"),
     "queue": (lambda value: isinstance(value, Queue) or str.strip(value), "a name or a Queue"),
     **dict.fromkeys(("time_limit", "soft_time_limit"), (_limit, "seconds as a number from 0 up")),
 }

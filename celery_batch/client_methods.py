@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from celery import Task
 from kombu.exceptions import EncodeError, OperationalError
 
-from celery_batch.call_values import readable_options
+from celery_batch.call_values import check_arguments, readable_options
 from celery_batch.compat.older_celery import is_lost_backend
 from celery_batch.compat.tasks import send_groups_with
 from celery_batch.defaults import Items, Seconds
@@ -81,6 +81,8 @@ class ClientMethods(Task):  # type: ignore[misc]
             options = {**options, **given}
         if options:
             options = readable_options(self, options)
+        if type(args) is not tuple or kwargs:
+            check_arguments(self, args, kwargs)
         publisher = _client("publish.publisher").Publisher.of(self.app)
         with publisher.limiter().admit(self, options, call=(args, kwargs)):
             args, kwargs, options = publisher.with_stored_values(self, args, kwargs, options)
@@ -146,6 +148,7 @@ class ClientMethods(Task):  # type: ignore[misc]
         several coroutines share their writes.
         """
         options = readable_options(self, options)
+        check_arguments(self, args, kwargs)
         return await _client("publish.aio").apply_async(self, args, kwargs, options)
 
     def delay_many(self, items: Iterable[Any]) -> list[Any]:

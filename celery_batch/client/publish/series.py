@@ -103,8 +103,6 @@ class CallSeries(NamedTuple):
             return None
         args, kwargs = args or (), kwargs or {}
         _check_header(task, args, kwargs)
-        if not isinstance(args, (list, tuple)):
-            raise TypeError("task args must be a list or tuple")
         task_id = own.get("task_id") or options.get("task_id") or new_id()
         values: Fields = {
             "task_id": task_id,

@@ -41,6 +41,9 @@ def ways(task: Any, options: dict[str, Any]) -> Iterator[Callable[[], Any]]:
         ({"headers": ["a"]}, r"shout: headers: must be a dict, got \['a'\]"),
         ({"queue": 5}, "shout: queue: must be a name or a Queue, got 5"),
         ({"queue": b"gpu"}, "shout: queue: must be a name or a Queue, got b'gpu'"),
+        ({"routing_key": 4}, "shout: routing_key: must be a text, got 4"),
+        ({"retry_policy": 3}, "shout: retry_policy: must be a dict of max_retries, interval_start"),
+        ({"retry_policy": {"retries": 3}}, r"and others, got \{'retries': 3\}"),
         ({"compression": "zipp"}, "shout: compression: must be a method that kombu knows, such"),
     ],
 )
@@ -86,6 +89,31 @@ def test_values_that_celery_reads(sender: Callable[..., Sender], options: dict[s
     assert 4 == len(ours)
     assert {theirs["headers"].get("mine")} == {each["headers"].get("mine") for each in ours}
     assert bool(theirs["headers"]["eta"]) == all(each["headers"]["eta"] for each in ours)
+
+
+@pytest.mark.parametrize("typing", [True, False])
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("ab",), "shout: task args must be a list or tuple, got 'ab'"),
+        ((5,), "shout: task args must be a list or tuple, got 5"),
+        ((("a",), ["b"]), r"shout: task kwargs must be a dict, got \['b'\]"),
+        ((None, "b"), "shout: task kwargs must be a dict, got 'b'"),
+    ],
+)
+def test_arguments_that_no_call_has(
+    sender: Callable[..., Sender], arguments: tuple[Any, ...], says: str, *, typing: bool
+) -> None:
+    """The error says which of both it is, and what it has to be."""
+    here = sender()
+    task = here.make("shout", typing=typing)
+    for _ in range(2):
+        with pytest.raises(TypeError, match=says):
+            task.apply_async(*arguments)
+        with pytest.raises(TypeError, match=says):
+            asyncio.run(task.aapply_async(*arguments))
+
+    assert {} == here.taken()
 
 
 @pytest.mark.parametrize("task_id", [3, b"one"])
