@@ -42,6 +42,7 @@ from celery_batch.client.results.listener import ResultReader, why_not_notified
 from celery_batch.cluster.control_client import ControlClient, impatient_connection, url_of
 from celery_batch.cluster.state import runs_batches
 from celery_batch.compat.fast_paths import FastPaths, PathState
+from celery_batch.compat.results import shown_url
 from celery_batch.config import FAST_PATHS, Settings, did_you_mean
 from celery_batch.errors import ConfigurationError
 from celery_batch.items.shapes import check_padding_cost
@@ -277,8 +278,7 @@ def cache_of(app: Any, tasks: Sequence[str]) -> Server | None:
 
 def _redis_of_results(backend: Any) -> Server:
     """Return the Redis of a result backend, asked with a client that does not wait for long."""
-    url = maybe_sanitize_url(str(backend.as_uri()))
-    url = f"redis+{url}" if url.startswith("socket:") else url  # as in a setting
+    url = shown_url(backend)
     try:
         return Server(kind="redis", url=url, redis=redis_of(ResultReader(backend).client()))
     except Exception as error:  # noqa: BLE001 (whatever the server or its library raises)

@@ -211,10 +211,10 @@ def _where(store: str) -> str:
     return f"in {store}" if store else "in their messages"
 
 
-def _place(store: str) -> tuple[str, str, str]:
+def _place(store: str) -> tuple[str, str, str, str]:
     """Return where a store is, without the user: workers may have another one."""
     parts = urlsplit(store)
-    return parts.scheme, parts.netloc.rpartition("@")[2], parts.path
+    return parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query
 
 
 def _usable_store(found: PayloadFacts) -> Iterator[Finding]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
+from urllib.parse import urlsplit
 
 from celery.states import EXCEPTION_STATES, READY_STATES
+from kombu.utils.url import maybe_sanitize_url
 from redis.retry import Retry
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
     "own_store",
     "quick_client",
     "result_meta",
+    "shown_url",
     "store_with",
 ]
 
@@ -26,6 +29,17 @@ def key_prefix(backend: Any) -> str:
     """Return what all keys and channels of a Redis backend begin with."""
     options = backend.app.conf.get("result_backend_transport_options") or {}
     return str(options.get("global_keyprefix") or "")
+
+
+def shown_url(backend: Any) -> str:
+    """Return a backend's URL as settings have it, without passwords."""
+    url = str(maybe_sanitize_url(str(backend.as_uri())))
+    if not url.startswith("socket:"):
+        return url
+    # Celery cuts off "redis+", and all after the path, which may have a password.
+    query = urlsplit(str(backend.url)).query.split("&")
+    shown = "&".join(each for each in query if each.startswith("virtual_host="))
+    return f"redis+{url}?{shown}" if shown else f"redis+{url}"
 
 
 def client_of(backend: Any, params: dict[str, Any]) -> Any:

@@ -29,7 +29,7 @@ from redis.retry import Retry
 from celery_batch.batching.policy import require
 from celery_batch.compat.deadline import current_deadline
 from celery_batch.compat.redis import read_values, round_trip
-from celery_batch.compat.results import key_prefix, quick_client
+from celery_batch.compat.results import key_prefix, quick_client, shown_url
 from celery_batch.errors import ConfigurationError
 from celery_batch.payloads.bounded_calls import BoundedCalls
 
@@ -144,7 +144,7 @@ class RedisPayloads(PayloadStore):
     def __init__(self, backend: Any) -> None:
         #: Of that server.
         self.backend = backend
-        self.name = maybe_sanitize_url(str(backend.as_uri()))
+        self.name = shown_url(backend)
         self._prefix = key_prefix(backend) + PREFIX
 
     @cached_property

@@ -48,6 +48,7 @@ from celery_batch.client.revoke import revoke_soon
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.deadline import waiting_until
 from celery_batch.compat.older_celery import is_lost_backend
+from celery_batch.compat.results import shown_url
 from celery_batch.errors import (
     BatchError,
     ConfigurationError,
@@ -318,7 +319,7 @@ def _note_away(app: Any, error: object) -> None:
     """Have calls fail at once for a moment; log the first of those failures."""
     now = time.monotonic()
     if now - _away_until.get(app, -math.inf) > _QUIET:
-        broker, backend = app.connection_for_write().as_uri(), app.backend.as_uri()
+        broker, backend = app.connection_for_write().as_uri(), shown_url(app.backend)
         logger.warning("Calls fail: %s (broker %s, result backend %s)", error, broker, backend)
     _away_until[app] = now + _PAUSE
 

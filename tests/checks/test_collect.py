@@ -202,6 +202,7 @@ def test_a_payload_store_in_redis(redis_server: RedisServer):
     away = found_payloads(batch_payload_store=f"redis://:secret@127.0.0.1:{quiet_port()}/1")
 
     assert ("redis", "", "") == (there.kind, there.error, there.refused)
+    assert there.url == redis_server.url
     assert there.redis is not None
     assert there.redis.info is not None
     assert "maxmemory_policy" in there.redis.info

@@ -321,7 +321,7 @@ def away(request: pytest.FixtureRequest, make: Any) -> Any:
 
 
 #: What a call raises whose values cannot be stored: which store it is, and the way out.
-_SAYS = r"payload store cannot be reached: .* It is (redis|socket):.*batch_payload_store"
+_SAYS = r"payload store cannot be reached: .* It is (redis|redis\+socket):.*batch_payload_store"
 
 #: Small and large values; the first one that is large fails.
 _MIXED = [1, LARGE, 2, LARGE, np.ones(1 << 19, "f4"), 3, LARGE]

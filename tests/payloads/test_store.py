@@ -141,7 +141,7 @@ def test_many_payloads(store: PayloadStore):
     """All are stored, and the store has a name that says where."""
     assert {} == store.put_many((str(n), b"%d" % n, 60.0) for n in range(3))
     assert [b"0", b"1", b"2"] == store.get(["0", "1", "2"], [1, 1, 1])
-    assert store.name.startswith(("socket://", "file://", "local://"))
+    assert store.name.startswith(("redis+socket://", "file://", "local://"))
 
 
 def test_a_payload_may_have_a_long_key(tmp_path: Path):
