@@ -52,8 +52,8 @@ def _with_parts(value: Any, change: Callable[[Any], Any]) -> Any:
 def checked(name: str, outputs: Any, size: int, filling: int = 0) -> Sequence[Any]:
     """Return a model's outputs as a sequence, one for each item; `filling` of them filled it up."""
     if hasattr(outputs, "tolist"):  # an array or a tensor, of whatever library
-        is_complex = getattr(getattr(outputs, "dtype", None), "kind", "") == "c" and outputs.shape
-        outputs = list(outputs) if is_complex else outputs.tolist()  # JSON has none of Python's
+        is_split = _is_complex(outputs) and outputs.shape  # JSON has no complex of Python's
+        outputs = list(outputs) if is_split else outputs.tolist()
     batch = f"a batch of {size}"
     if filling:
         batch += f" ({size - filling} filled up with {filling} more to one of batch_sizes)"
@@ -73,6 +73,12 @@ def checked(name: str, outputs: Any, size: int, filling: int = 0) -> Sequence[An
             f" it must return one output per input, in order{_repeated(len(outputs), size)}"
         )
     return outputs
+
+
+def _is_complex(array: Any) -> bool:
+    """Return whether an array of NumPy or a tensor of torch has complex numbers."""
+    dtype = getattr(array, "dtype", None)
+    return getattr(dtype, "kind", "") == "c" or getattr(dtype, "is_complex", False) is True
 
 
 def _describe(outputs: Any) -> str:

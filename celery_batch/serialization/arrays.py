@@ -497,7 +497,9 @@ def split_rows(outputs: Any) -> Any:
     if isinstance(outputs, _NDArray):
         kind = array.dtype.kind
         is_split = array.ndim and kind in (_TIMES if array.ndim == 1 else _NUMBERS + _TIMES)
-        return list(array) if is_split else outputs
+        # A row of a matrix is a matrix of one row.
+        is_matrix = isinstance(array, sys.modules["numpy"].matrix)
+        return list(array.A if is_matrix else array) if is_split else outputs
     if isinstance(outputs, _Tensor) and array.ndim > 1:
         return list(array.unbind())
     return outputs

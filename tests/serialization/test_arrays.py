@@ -276,11 +276,13 @@ def test_a_users_dict_beside_an_array():
     assert [1, 1] == found[1]["a"].tolist()
 
 
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
 def test_rows_of_outputs():
     """Those of an array of numbers or times are arrays; others are left as they are."""
     array, tensor = np.ones((3, 2), "f4"), torch.ones(3, 2, requires_grad=True)
     assert [(2,)] * 3 == [row.shape for row in split_rows(array)]
     assert [(2,)] * 3 == [tuple(row.shape) for row in split_rows(tensor)]
+    assert [[1, 2], [3, 4]] == [row.tolist() for row in split_rows(np.matrix("1 2; 3 4"))]
     for same in (np.ones(3), torch.ones(3), np.array([["a"]]), [1.0, "a"], None):
         assert same is split_rows(same)
     for times in (array.astype("M8[ns]"), np.arange(3).astype("m8[D]")):

@@ -243,6 +243,22 @@ def imaginary(x):
     return np.array(x) * 1j
 
 
+@app.task(base=BatchTask, name="f.imaginary_tensor", **COMPANY)
+def imaginary_tensor(x):
+    """Return one tensor of complex numbers for the whole batch."""
+    import torch  # noqa: PLC0415
+
+    return torch.tensor(x) * 1j
+
+
+@app.task(base=BatchTask, name="f.matrix", **COMPANY)
+def matrix(x):
+    """Return one of NumPy's matrices for the whole batch."""
+    import numpy as np  # noqa: PLC0415
+
+    return np.matrix([[each, each] for each in x])
+
+
 @app.task(base=BatchTask, name="f.cached_arrays", cache_ttl=600, dedupe=True, **COMPANY)
 def cached_arrays(x):
     """Return arrays, and remember how many."""

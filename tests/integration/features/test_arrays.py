@@ -90,6 +90,15 @@ def test_many_rows_in_one_array(place: Place):
 def test_an_array_of_complex_numbers(place: Place):
     """Each item gets its number, as from a list of them."""
     assert [1j, 2j] == place.get(place.imaginary.delay_many([1, 2]))
+    found = place.get(place.imaginary_tensor.delay_many([1, 2]))
+    assert torch.equal(torch.tensor([1j, 2j]), torch.stack(found))
+
+
+def test_a_matrix(place: Place):
+    """Each item gets a row, as of any array with two dimensions."""
+    assert [[1, 1], [2, 2]] == [
+        each.tolist() for each in place.get(place.matrix.delay_many([1, 2]))
+    ]
 
 
 def test_numbers_of_an_array_as_rows(place: Place):
