@@ -25,7 +25,7 @@ from celery.exceptions import Retry, TaskPredicate
 from celery_batch.errors import ChunkFailed, InvalidChunk
 from celery_batch.formatting import with_article
 from celery_batch.protocol import ROWS
-from celery_batch.runtime.runner import Outcome, as_outcome
+from celery_batch.runtime.runner import BatchRun, Outcome, as_outcome
 from celery_batch.runtime.signature import call_error, with_one_value
 from celery_batch.serialization.arrays import is_array
 
@@ -230,7 +230,7 @@ def run_calls(task: Any, calls: Sequence[CallRows]) -> list[Outcome]:
     """Run requests through a task's model; return one outcome per request, in order."""
     columns, alone = columns_of(calls), len(calls) == 1
     require_key(task, columns, alone=alone)
-    return outcomes_of(task, calls, task._batch_runner.outputs(*columns, alone=alone))
+    return outcomes_of(task, calls, BatchRun(task._batch_runner, columns, alone=alone).call())
 
 
 def require_key(task: Any, columns: list[list[Any]], *, alone: bool) -> None:

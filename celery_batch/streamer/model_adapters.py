@@ -25,7 +25,7 @@ from celery_batch.runtime.devices import (
 )
 from celery_batch.runtime.item_cost import ItemCost
 from celery_batch.runtime.model import Model
-from celery_batch.runtime.runner import CallCost, Collated, Counts, Runner, Timing
+from celery_batch.runtime.runner import BatchRun, CallCost
 from celery_batch.runtime.signature import collates, own_attribute, signature_of, uncollates
 from celery_batch.runtime.stages import Stages, check_stages, has_stages
 
@@ -37,7 +37,7 @@ __all__ = [
     "cost_of",
     "device_names",
     "process_environment",
-    "timed_outputs",
+    "time_of",
 ]
 
 
@@ -231,16 +231,13 @@ class StagedAdapter(Adapter):
 CallTime = tuple[float, float]
 
 
-def timed_outputs(
-    runner: Runner, items: list[Any], *, alone: bool, collated: Collated | None = None
-) -> tuple[list[Any], CallTime | None]:
-    """Run a batch; return its outputs, as `Runner.outputs` does, and the average of its calls."""
-    timings, counts = list[Timing](), Counts()
-    outputs = runner.outputs(items, alone=alone, timings=timings, counts=counts, collated=collated)
+def time_of(run: BatchRun) -> CallTime | None:
+    """Return the average of a batch's calls; None if they cost nothing, or repeated failed ones."""
+    counts = run.counts
     if not counts.padded_cost or counts.isolated or counts.out_of_memory:
-        return outputs, None  # calls have no cost, or some repeated others that failed
-    seconds = sum(each.seconds for each in timings)
-    return outputs, (counts.padded_cost / counts.calls, seconds / counts.calls)
+        return None
+    seconds = sum(each.seconds for each in run.timings)
+    return counts.padded_cost / counts.calls, seconds / counts.calls
 
 
 logger = logging.getLogger(__name__)

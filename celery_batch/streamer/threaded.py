@@ -9,9 +9,9 @@ from typing import Any
 from celery_batch.errors import LoadFailed, ModelError
 from celery_batch.runtime import devices, registry
 from celery_batch.runtime.outputs import owned
-from celery_batch.runtime.runner import Runner
+from celery_batch.runtime.runner import BatchRun, Runner
 from celery_batch.streamer.base import BaseStreamer, WorkerPool
-from celery_batch.streamer.model_adapters import Adapter, as_model, timed_outputs
+from celery_batch.streamer.model_adapters import Adapter, as_model, time_of
 from celery_batch.streamer.request_queue import RequestQueue, Slot, broke_off
 
 __all__ = ["ThreadedStreamer"]
@@ -102,8 +102,8 @@ class _Feeder:
             items = [item for request in requests for item in request.item.items]
             outputs: list[Any] | ModelError
             try:
-                found, call = timed_outputs(runner, items, alone=len(requests) == 1)
-                outputs = owned(found)
+                run = BatchRun(runner, [items], alone=len(requests) == 1)
+                outputs, call = owned(run.call()), time_of(run)
             except BaseException as error:  # noqa: BLE001 (the thread has to live on)
                 outputs, call = broke_off(name, error), None
             self._request_queue.finish(self._slot, requests, outputs, call)

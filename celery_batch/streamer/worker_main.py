@@ -29,9 +29,9 @@ from typing import Any
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed, ModelError
 from celery_batch.formatting import with_article
 from celery_batch.runtime import devices, registry
-from celery_batch.runtime.runner import Collated, Outcome, Runner
+from celery_batch.runtime.runner import BatchRun, Outcome, Runner
 from celery_batch.streamer.messages import Message, dump, loads, pickled, receive, send, unpickled
-from celery_batch.streamer.model_adapters import Adapter, CallTime, timed_outputs
+from celery_batch.streamer.model_adapters import Adapter, CallTime, time_of
 from celery_batch.streamer.parent_death import end_with_manager, end_with_parent
 
 __all__ = ["UNGUARDED", "Plan", "arrive", "is_arriving", "serve"]
@@ -133,25 +133,22 @@ def serve(
     model.unload()
 
 
-#: Items, whether they are one request, and their first call if they are collated; or an error.
-_Batch = tuple[list[Any], bool, Collated | None] | BaseException
-
-
-def _received(runner: Runner, batches: Any) -> Iterator[_Batch]:
+def _received(runner: Runner, batches: Any) -> Iterator[BatchRun | BaseException]:
     """Yield batches, collated if the model does that, until an empty message comes."""
     while (message := receive(batches)) is not None:
-        batch: _Batch
         try:
             items, alone = unpickled(message)
-            batch = items, alone, runner.collate(items)
+            run = BatchRun(runner, [items], alone=alone)
+            run.collate()
         except BaseException as error:  # noqa: BLE001 (the batch's, and the process has to live on)
-            batch = error
-        yield batch
+            yield error
+        else:
+            yield run
 
 
-def _collated_beside(runner: Runner, batches: Any) -> Iterator[_Batch]:
+def _collated_beside(runner: Runner, batches: Any) -> Iterator[BatchRun | BaseException]:
     """Yield batches that a thread has collated; few, since few are sent before their answers."""
-    ready: SimpleQueue[_Batch | None] = SimpleQueue()
+    ready: SimpleQueue[BatchRun | BaseException | None] = SimpleQueue()
 
     def work() -> None:
         try:
@@ -183,16 +180,15 @@ def _load(given: Adapter | bytes, plan: Plan) -> Adapter:
     return model
 
 
-def _run(runner: Runner, batch: _Batch) -> Message:
+def _run(runner: Runner, batch: BatchRun | BaseException) -> Message:
     """Run a batch; return the reply, without outputs if the device was broken before."""
     try:
         if runner.broken is not None:
             return _pack((), runner.broken, None)
         if isinstance(batch, BaseException):
             raise batch  # noqa: TRY301 (answered below)
-        items, alone, collated = batch
-        outputs, call = timed_outputs(runner, items, alone=alone, collated=collated)
-        return _pack(outputs, runner.broken, call)
+        outputs = batch.call()
+        return _pack(outputs, runner.broken, time_of(batch))
     except BaseException as error:  # noqa: BLE001 (the process has to live on)
         broke_off = ModelError(f"the model broke off: {type(error).__name__}: {error}")
         broke_off.add_note(f"In the worker process:\n{traceback.format_exc()}")

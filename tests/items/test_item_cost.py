@@ -250,8 +250,8 @@ def test_rows_are_limited_far_above_where_cost_is(app):
     narrow = Embed.as_task(app, name="narrow", max_batch_size=8, **options)
 
     assert (LARGEST_BATCH, 8) == (
-        wide._batch_runner._cost.limits.rows,
-        narrow._batch_runner._cost.limits.rows,
+        wide._batch_runner.cost.limits.rows,
+        narrow._batch_runner.cost.limits.rows,
     )
 
 

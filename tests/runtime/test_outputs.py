@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from celery_batch.runtime.outputs import owned
-from celery_batch.runtime.runner import Counts, Runner, Uncollated
+from celery_batch.runtime.runner import BatchRun, Runner
 from celery_batch.runtime.stages import Stages
 
 
@@ -53,9 +53,10 @@ def test_output_that_is_uncollated_while_the_next_call_runs():
         return {"rows": buffer}
 
     stages = Stages(predict, None, lambda output: [float(each) for each in output["rows"]])
-    runner, uncollated = Runner(stages, "refill"), list[Uncollated]()
-    outputs = runner.outputs([1.0, 2.0], alone=False, uncollated=uncollated)
-    runner.outputs([3.0, 4.0], alone=False, uncollated=[])
-    runner.uncollate(uncollated, outputs, Counts())
+    runner = Runner(stages, "refill")
+    run, later = BatchRun(runner, [[1.0, 2.0]]), BatchRun(runner, [[3.0, 4.0]])
+    run.call(uncollate=False)
+    later.call(uncollate=False)
+    run.uncollate()
 
-    assert [1.0, 2.0] == outputs
+    assert [1.0, 2.0] == run.outputs

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from celery_batch import OutOfMemory, WrongResultCount
 from celery_batch.batching.isolation import SafeSize
-from celery_batch.runtime.runner import Counts, ErrorPolicy, Outcome, Runner
+from celery_batch.runtime.runner import BatchRun, ErrorPolicy, Outcome, Runner, as_outcome
 from celery_batch.testing import EchoModel, HungryModel, PoisonModel
 
 
@@ -114,21 +114,20 @@ def test_cost_of_isolation_is_bounded(size: int, data: st.DataObject):
     """However many are bad and wherever they stand, calls stay within 1 + 2 k log2 n."""
     bad = data.draw(st.sets(st.integers(min_value=0, max_value=size - 1)))
     runner = Runner(lambda items: [1 // (x not in bad) for x in items], "shop.model")
-    counts = Counts()
-    outcomes = runner.run(list(range(size)), counts=counts)
+    run = BatchRun(runner, [list(range(size))], alone=size == 1)
+    outcomes = map(as_outcome, run.call())
 
     assert bad == {index for index, outcome in enumerate(outcomes) if outcome.error}
-    assert counts.calls <= 1 + 2 * len(bad) * math.ceil(math.log2(size))
+    assert run.counts.calls <= 1 + 2 * len(bad) * math.ceil(math.log2(size))
 
 
 def test_one_bad_item_in_32_costs_11_calls():
     """The promise of the documentation, for any place of the bad item."""
     calls = set()
     for bad in range(32):
-        runner = Runner(PoisonModel(bad).predict, "shop.model")
-        counts = Counts()
-        runner.run(list(range(32)), counts=counts)
-        calls.add(counts.calls)
+        run = BatchRun(Runner(PoisonModel(bad).predict, "shop.model"), [list(range(32))])
+        run.call()
+        calls.add(run.counts.calls)
 
     assert {11} == calls
 
@@ -136,19 +135,19 @@ def test_one_bad_item_in_32_costs_11_calls():
 def test_function_with_side_effects_is_called_once():
     """With isolation off, all items have the error and none runs again."""
     runner = Runner(PoisonModel("bad").predict, "shop.model", ErrorPolicy(isolate_failures=False))
-    counts = Counts()
+    run = BatchRun(runner, [["good", "bad", "fine"]])
 
-    assert isinstance(the_error(runner.run(["good", "bad", "fine"], counts=counts)), ValueError)
-    assert 1 == counts.calls
+    assert isinstance(the_error(run.call()), ValueError)
+    assert 1 == run.counts.calls
 
 
 def test_verdict_is_for_the_whole_batch():
     """An error by which the function speaks for all is not taken for a bad item's."""
     runner = Runner(PoisonModel("bad").predict, "m", ErrorPolicy(verdicts=(ValueError,)))
-    counts = Counts()
+    run = BatchRun(runner, [["good", "bad", "fine"]])
 
-    assert isinstance(the_error(runner.run(["good", "bad", "fine"], counts=counts)), ValueError)
-    assert 1 == counts.calls
+    assert isinstance(the_error(run.call()), ValueError)
+    assert 1 == run.counts.calls
 
 
 def test_interrupted_batch_is_to_run_again():
@@ -181,13 +180,13 @@ def test_items_that_do_not_fit_together_are_warned_of_once(caplog):
     """Each batch is counted, and one warning names what helps."""
     runner = Runner(lambda items: list(np.stack(items)), "shop.model")
     batch = [np.ones(3), np.ones(4), np.ones(3)]
-    counts, later = Counts(), Counts()
+    first, later = BatchRun(runner, [batch]), BatchRun(runner, [batch])
     with caplog.at_level(logging.WARNING):
-        outcomes = runner.run(batch, counts=counts)
-        runner.run(batch, counts=later)
+        outputs = first.call()
+        later.call()
 
-    assert [3, 4, 3] == [len(value) for value in values(outcomes)]
-    assert (1, 1) == (counts.split, later.split)
+    assert [3, 4, 3] == [len(value) for value in outputs]
+    assert (1, 1) == (first.counts.split, later.counts.split)
     (record,) = caplog.records
     assert "shop.model raised ValueError(" in record.message
     assert (
@@ -197,23 +196,23 @@ def test_items_that_do_not_fit_together_are_warned_of_once(caplog):
 
 def test_a_batch_with_a_failing_item_is_not_counted_as_split(caplog):
     """One item failed, and was isolated: the others had to run again for it."""
-    counts = Counts()
+    run = BatchRun(Runner(PoisonModel(13).predict, "shop.model"), [[1, 13, 2]])
     with caplog.at_level(logging.WARNING):
-        Runner(PoisonModel(13).predict, "shop.model").run([1, 13, 2], counts=counts)
+        run.call()
 
-    assert (1, 0, []) == (counts.isolated, counts.split, caplog.records)
+    assert (1, 0, []) == (run.counts.isolated, run.counts.split, caplog.records)
 
 
 def test_batch_beyond_the_memory_is_split():
     """All items have outputs, in batches that fit; and later batches fit from the start."""
     runner = Runner(HungryModel(limit=3).predict, "shop.model")
-    counts, later = Counts(), Counts()
+    first, later = (BatchRun(runner, [list(range(8))]) for _ in range(2))
 
-    assert list(range(8)) == values(runner.run(list(range(8)), counts=counts))
-    assert (6, 2) == (counts.calls, runner.safe_size.largest)
+    assert list(range(8)) == first.call()
+    assert (6, 2) == (first.counts.calls, runner.safe_size.largest)
 
-    assert list(range(8)) == values(runner.run(list(range(8)), counts=later))
-    assert 4 == later.calls
+    assert list(range(8)) == later.call()
+    assert 4 == later.counts.calls
 
 
 def test_item_beyond_the_memory_fails_alone():
@@ -270,11 +269,10 @@ def test_broken_device_ends_the_run():
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     runner = Runner(predict, "shop.model")
-    counts = Counts()
-    outcomes = runner.run([1, 2, 3], counts=counts)
+    run = BatchRun(runner, [[1, 2, 3]])
 
-    assert [True] * 3 == [outcome.again for outcome in outcomes]
-    assert 1 == counts.calls
+    assert [True] * 3 == [outcome.again for outcome in run.call()]
+    assert 1 == run.counts.calls
     assert "CUDA error: device-side assert triggered" == runner.broken
 
 
@@ -340,19 +338,14 @@ def test_runs_on_several_threads_are_counted_each_by_itself():
         return items
 
     runner = Runner(predict, "shop.model")
-    counts = Counts(), Counts()
-
-    def run(*items: str, counts: Counts) -> None:
-        runner.run([*items], counts=counts)
-
-    threads = [threading.Thread(target=run, args=("a", "b"), kwargs={"counts": each})
-               for each in counts]  # fmt: skip
+    runs = [BatchRun(runner, [["a", "b"]]) for _ in range(2)]
+    threads = [threading.Thread(target=run.call) for run in runs]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
-    assert [3, 3] == [each.calls for each in counts]
+    assert [3, 3] == [run.counts.calls for run in runs]
 
 
 @pytest.mark.parametrize("outputs", [[], [1], [1, 2, 3]], ids=len)

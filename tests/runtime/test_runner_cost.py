@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from celery_batch.batching.cost import CostLimits
 from celery_batch.errors import InvalidCost
-from celery_batch.runtime.runner import CallCost, ErrorPolicy, Runner, Timing
+from celery_batch.runtime.runner import BatchRun, CallCost, ErrorPolicy, Runner
 
 
 class Model:
@@ -60,12 +60,13 @@ def test_every_row_has_its_own_outcome(lengths: list[int], cost: int, padded: bo
 
 def test_calls_have_similar_lengths_and_name_their_rows():
     """What a call took belongs to the rows that were in it, wherever they stand in the batch."""
-    model, timings = Model(), list[Timing]()
-    outcomes = runner(model, 40.0).run([20, 3, 20, 5, 4], timings=timings)
+    model = Model()
+    run = BatchRun(runner(model, 40.0), [[20, 3, 20, 5, 4]])
+    outputs = run.call()
 
     assert [[3, 4, 5], [20, 20]] == model.calls
-    assert [[1, 4, 3], [0, 2]] == [list(timing.part) for timing in timings]
-    assert "20 is done" == outcomes[2].unwrap()
+    assert [[1, 4, 3], [0, 2]] == [list(timing.part) for timing in run.timings]
+    assert "20 is done" == outputs[2]
 
 
 def test_what_fits_into_memory_is_learnt_in_cost():
@@ -82,9 +83,8 @@ def test_what_fits_into_memory_is_learnt_in_cost():
 def test_limits_may_change_while_it_runs():
     """As an operator sets them for a running worker."""
     model = Model()
-    under = runner(model, 400.0)
-    under.limit(2, CostLimits(2, 400.0, is_padded=True))
-    under.run([1] * 3)
+    limits = CostLimits(2, 400.0, is_padded=True)
+    BatchRun(runner(model, 400.0), [[1] * 3], most=2, cost_limits=limits).call()
 
     assert [2, 1] == [len(call) for call in model.calls]
 
@@ -116,16 +116,15 @@ def test_an_error_that_ends_the_run_is_that_of_the_whole_chunk(cost: float | Non
     limits = CallCost(cost_of_rows, CostLimits(2, cost or 9.0, is_padded=True))
     under = Runner(broken, "m", ErrorPolicy(interrupts=(TimeoutError,)), most=2,
                    cost=limits if cost else None)  # fmt: skip
-    outputs = under.outputs([20, 3, 20, 5, 4], alone=True)
+    run = BatchRun(under, [[20, 3, 20, 5, 4]], alone=True)
 
-    assert [TimeoutError] * 5 == [type(output.error) for output in outputs]
+    assert [TimeoutError] * 5 == [type(output.error) for output in run.call()]
 
 
 def test_without_a_limit_of_cost_rows_count():
     """Where only one item's cost is limited, rows limit the calls, and what fits is in rows."""
     model = Model(memory=100)
     under = runner(model, float("inf"))
-    under.limit(8)
-    under.run([20] * 8)
+    BatchRun(under, [[20] * 8], most=8).call()
 
     assert ([8, 4, 4], 4) == ([len(call) for call in model.calls], under.safe_size.largest)

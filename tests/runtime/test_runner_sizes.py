@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from celery_batch.batching.cost import CostLimits
 from celery_batch.errors import ItemTooLarge, OutOfMemory, WrongResultCount
-from celery_batch.runtime.runner import CallCost, Counts, ErrorPolicy, FixedSizes, Runner, Timing
+from celery_batch.runtime.runner import (
+    BatchRun,
+    CallCost,
+    ErrorPolicy,
+    FixedSizes,
+    Runner,
+    as_outcome,
+)
 
 steps = st.sets(st.integers(1, 20), min_size=1, max_size=4).map(lambda found: tuple(sorted(found)))
 PAD = 7777
@@ -60,8 +67,8 @@ def costs(columns: Any) -> list[float]:
 def test_every_call_has_a_size_and_every_item_its_outcome(items, sizes, row):
     """Whatever fails: halves are filled up as well, and the outputs of padding are cut."""
     model = Model()
-    counts = Counts()
-    outcomes = runner(model, *sizes, row=row).run(items, counts=counts)
+    run = BatchRun(runner(model, *sizes, row=row), [items])
+    outcomes = map(as_outcome, run.call())
 
     assert set(model.sizes) <= set(sizes)
     for item, outcome in zip(items, outcomes, strict=True):
@@ -69,20 +76,20 @@ def test_every_call_has_a_size_and_every_item_its_outcome(items, sizes, row):
             assert isinstance(outcome.error, ValueError)
         else:
             assert f"{item} is done" == outcome.unwrap()
-    assert counts.calls == len(model.calls)
+    assert run.counts.calls == len(model.calls)
     if row:
-        assert counts.padding_rows == sum(call.count(PAD) for call in model.calls)
+        assert run.counts.padding_rows == sum(call.count(PAD) for call in model.calls)
 
 
 def test_the_last_row_is_repeated():
     """What fills a call up is a copy of an item in it, unless there is a row for that."""
     model, other = Model(), Model()
-    timings: list[Timing] = []
-    runner(model, 1, 4, 8).run([1, 2, 3], timings=timings)
+    run = BatchRun(runner(model, 1, 4, 8), [[1, 2, 3]])
+    run.call()
     runner(other, 1, 4, 8, row=True).run([1, 2, 3, 4, 5])
 
     assert [[1, 2, 3, 3]] == model.calls
-    assert [range(3)] == [timing.part for timing in timings]
+    assert [range(3)] == [timing.part for timing in run.timings]
     assert [[1, 2, 3, 4, 5, PAD, PAD, PAD]] == other.calls
 
 
@@ -112,10 +119,10 @@ def test_a_bad_last_row_fails_alone():
 def test_larger_batches_run_in_calls_of_the_sizes():
     """A chunk is cut to the largest size, and the last of its calls filled up."""
     model = Model()
-    counts = Counts()
-    runner(model, 2, 4, 8).run(list(range(100, 119)), counts=counts)
+    run = BatchRun(runner(model, 2, 4, 8), [list(range(100, 119))])
+    run.call()
 
-    assert ([8, 8, 4], 1) == (model.sizes, counts.padding_rows)
+    assert ([8, 8, 4], 1) == (model.sizes, run.counts.padding_rows)
 
 
 @pytest.mark.parametrize(
@@ -216,17 +223,16 @@ def test_a_call_that_is_filled_up_keeps_to_the_limit_of_cost(items, sizes, most,
     cost = CallCost(costs, CostLimits(sizes[-1], float(most), padded, sizes))
     fixed = FixedSizes(sizes, (lambda: (20,)) if row else None)
     under = Runner(model.predict, "m", most=sizes[-1], cost=cost, fixed_sizes=fixed)
-    timings: list[Timing] = []
-    counts = Counts()
-    under.run(items, timings=timings, counts=counts)
+    run = BatchRun(under, [items])
+    run.call()
 
     def cost_of(call: list[int]) -> int:
         return max(call) * len(call) if padded else sum(call)
 
-    assert sorted(items) == sorted(items[index] for each in timings for index in each.part)
-    assert sum(map(cost_of, model.calls)) == counts.padded_cost
-    assert sum(items) == counts.cost
-    for call, timing in zip(model.calls, timings, strict=True):
+    assert sorted(items) == sorted(items[index] for each in run.timings for index in each.part)
+    assert sum(map(cost_of, model.calls)) == run.counts.padded_cost
+    assert sum(items) == run.counts.cost
+    for call, timing in zip(model.calls, run.timings, strict=True):
         first = [items[timing.part[0]]]
         alone = first + ([20] if row else first) * (sizes[0] - 1)
         assert cost_of(call) <= max(most, cost_of(alone))

@@ -14,15 +14,7 @@ from hypothesis import strategies as st
 
 from celery_batch import OutOfMemory, WrongResultCount
 from celery_batch.batching.cost import CostLimits
-from celery_batch.runtime.runner import (
-    CallCost,
-    Counts,
-    ErrorPolicy,
-    FixedSizes,
-    Runner,
-    Timing,
-    Uncollated,
-)
+from celery_batch.runtime.runner import BatchRun, CallCost, ErrorPolicy, FixedSizes, Runner
 from celery_batch.runtime.stages import Stages
 
 PAD = 7777
@@ -84,17 +76,17 @@ def runner(model: Model, **options: Any) -> Runner:
     return Runner(model.stages, "shop.model", **options)
 
 
-def run_beside(
-    runner: Runner, *columns: list[Any], counts: Counts | None = None, alone: bool = False
-) -> list[Any]:
+def run_beside(runner: Runner, *columns: list[Any]) -> list[Any]:
+    """Return the outputs of a batch that runs as in a worker: see `beside`."""
+    return beside(BatchRun(runner, columns))
+
+
+def beside(run: BatchRun) -> list[Any]:
     """Run a batch as a worker does that prepares it and finishes it on another thread."""
-    collated, uncollated = runner.collate(*columns), list[Uncollated]()
-    counts = counts or Counts()
-    outputs = runner.outputs(
-        *columns, alone=alone, counts=counts, collated=collated, uncollated=uncollated
-    )
-    runner.uncollate(uncollated, outputs, counts)
-    return outputs
+    run.collate()
+    run.call(uncollate=False)
+    run.uncollate()
+    return run.outputs
 
 
 def shown(outputs: Sequence[Any]) -> list[Any]:
@@ -143,11 +135,12 @@ def test_item_that_fails_in_any_stage_fails_alone(stage: str, items: list[int]):
 def test_running_out_of_memory_in_any_stage_is_the_models(stage: str):
     """What fits is remembered, and later batches are not collated larger."""
     model = Model(memory={stage: 4})
-    batches, counts = runner(model), Counts()
+    batches = runner(model)
+    run = BatchRun(batches, [[*range(8)]])
 
-    assert [0, 2, 4, 6, 8, 10, 12, 14] == shown(batches.run([*range(8)], counts=counts))
+    assert [0, 2, 4, 6, 8, 10, 12, 14] == run.call()
     assert 4 == batches.safe_size.largest
-    assert 1 == counts.out_of_memory
+    assert 1 == run.counts.out_of_memory
     before = len(model.seen["collate"])
     assert [2, 2, 2, 2, 2] == shown(batches.run([1] * 5))
     assert [[1, 1, 1, 1], [1]] == model.seen["collate"][before:]
@@ -191,23 +184,24 @@ def test_error_beside_the_model_is_isolated_in_it(stage: str, items: list[int]):
 def test_memory_that_is_short_beside_the_model_counts_as_the_models():
     """The batch runs in halves, each collated again."""
     model = Model(memory={"collate": 2})
-    batches, counts = runner(model), Counts()
+    batches = runner(model)
+    run = BatchRun(batches, [[0, 1, 2, 3]])
 
-    assert [0, 2, 4, 6] == run_beside(batches, [0, 1, 2, 3], counts=counts)
+    assert [0, 2, 4, 6] == beside(run)
     assert [[0, 1, 2, 3], [0, 1], [2, 3]] == model.seen["collate"]
-    assert (2, 1, 3) == (batches.safe_size.largest, counts.out_of_memory, counts.calls)
+    assert (2, 1, 3) == (batches.safe_size.largest, run.counts.out_of_memory, run.counts.calls)
 
 
 def test_what_no_longer_fits_is_collated_again():
     """A batch that was collated before memory was found to be short runs in smaller parts."""
     model = Model()
     batches = runner(model)
-    collated = batches.collate([1, 2, 3, 4])
+    run = BatchRun(batches, [[1, 2, 3, 4]])
+    run.collate()
     model.memory = {"predict": 2}
     batches.run([1, 1, 1, 1])
-    outputs = batches.outputs([1, 2, 3, 4], alone=False, collated=collated)
 
-    assert [2, 4, 6, 8] == outputs
+    assert [2, 4, 6, 8] == run.call()
     assert [[1, 2], [3, 4]] == model.seen["collate"][-2:]
 
 
@@ -238,15 +232,15 @@ def test_nothing_holds_what_was_collated_while_memory_is_freed():
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=20), st.booleans())
 def test_padding_rows_are_collated(items, has_row):
     """Each call has one of the sizes in every stage, and the outputs of padding are cut."""
-    model, counts = Model(bad={"collate": [3]}), Counts()
+    model = Model(bad={"collate": [3]})
     sizes = FixedSizes((1, 4, 16), (lambda: (PAD,)) if has_row else None)
-    outputs = run_beside(runner(model, most=16, fixed_sizes=sizes), items, counts=counts)
+    run = BatchRun(runner(model, most=16, fixed_sizes=sizes), [items])
 
     expected = ["collate refuses 3" if item == 3 else 2 * item for item in items]
-    assert expected == shown(outputs)
+    assert expected == shown(beside(run))
     assert {1, 4, 16} >= {len(call) for calls in model.seen.values() for call in calls}
     if has_row and 3 not in items:
-        assert counts.padding_rows == sum(call.count(PAD) for call in model.seen["predict"])
+        assert run.counts.padding_rows == sum(call.count(PAD) for call in model.seen["predict"])
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20))
@@ -285,10 +279,11 @@ def test_errors_of_the_whole_batch_are_those_of_its_items_later():
 
 def test_memory_that_is_short_later_is_remembered():
     """The items run again alone, and later batches are smaller."""
-    batches, counts = runner(Model(memory={"uncollate": 2})), Counts()
+    batches = runner(Model(memory={"uncollate": 2}))
+    run = BatchRun(batches, [[1, 2, 3, 4]])
 
-    assert ["again"] * 4 == shown(run_beside(batches, [1, 2, 3, 4], counts=counts))
-    assert (2, 1) == (batches.safe_size.largest, counts.out_of_memory)
+    assert ["again"] * 4 == shown(beside(run))
+    assert (2, 1) == (batches.safe_size.largest, run.counts.out_of_memory)
     (output,) = run_beside(runner(Model(memory={"uncollate": 0})), [1])
     assert isinstance(output.error, OutOfMemory)
 
@@ -309,11 +304,12 @@ def test_device_that_fails_later_is_broken():
 def test_model_without_stages_is_not_prepared():
     """There is nothing to collate beside the model before."""
     plain = Runner(lambda items: items, "shop.model")
-    timings: list[Timing] = []
+    run, empty = BatchRun(plain, [[1]]), BatchRun(runner(Model()), [[]])
+    run.collate()
+    empty.collate()
 
-    assert plain.collate([1]) is None
     assert not plain.has_stages
     assert runner(Model()).has_stages
-    assert runner(Model()).collate([]) is None
-    assert [1] == plain.outputs([1], alone=True, timings=timings, uncollated=[])
-    assert 1 == len(timings)
+    assert [1] == run.call(uncollate=False)
+    assert 1 == len(run.timings)
+    assert [] == empty.call()

@@ -23,7 +23,7 @@ from celery_batch.items.rows import (
 from celery_batch.items.shapes import prepare_shapes
 from celery_batch.protocol import about_batch, batch_facts
 from celery_batch.runtime import registry
-from celery_batch.runtime.runner import Collated, Counts, Outcome, Runner, Timing, Uncollated
+from celery_batch.runtime.runner import BatchRun, Outcome, Timing
 from celery_batch.serialization.row_digest import RowDigest
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
@@ -78,22 +78,18 @@ class ModelCall:
         self._may_run_again = task.acks_late and not is_suspect
         #: The indexes of requests that had expired, or were revoked, when the model was called.
         self.left_out: Collection[int] = ()
-        #: When the model was called, and for which rows.
-        self.timings: list[Timing] = []
-        #: The model's outputs, or the outcome of all requests.
-        self._outputs: list[Any] = []
+        #: The run of the rows, once it is prepared or begins, and whether what it has computed is
+        #: uncollated by `outcomes`.
+        self._run: BatchRun | None = None
+        self._uncollates_later = False
+        #: The outcome of all requests, where it is the same.
         self._common_outcome: Outcome | None = None
-        #: What was counted of the run.
-        self._counted = Counts()
         #: Why requests have no outcome, where they have none.
         self.unanswered = Unanswered.INTERRUPTED
         #: The model's instance, which may be another one for the next batch.
         self._instances = registry.BatchInstances()
-        #: Where `prepare` was called: the rows of the first call, how long they took, and the
-        #: outputs to uncollate.
-        self._collated: Collated | None = None
+        #: For how many seconds rows were collated before the model was called.
         self._collating = 0.0
-        self._uncollated: list[Uncollated] | None = None
         #: What is known of the rows before they run; None for a task that reuses no answers.
         self._reused: ReusedRows | None = None
 
@@ -110,12 +106,12 @@ class ModelCall:
     def _own_answers(self) -> list[Any]:
         """Return the outputs, without those of rows for whose key the function got an equal one."""
         names, outputs = self.task._key_names, self._outputs
-        if not names:
+        if not names or self._run is None:
             return outputs
         rows = zip(self.task._batch_signature.parameters, self._columns, strict=True)
         keys = zip(*[column for name, column in rows if name in names], strict=True)
         own = [RowDigest().of(key) for key in keys]
-        got = {n: own[timing.part[0]] for timing in self.timings for n in timing.part}
+        got = {n: own[timing.part[0]] for timing in self._run.timings for n in timing.part}
         return [
             output if got.get(n) == own[n] else Outcome(again=True)
             for n, output in enumerate(outputs)
@@ -129,11 +125,11 @@ class ModelCall:
     @property
     def work(self) -> Work:
         """A summary of all calls; computed beside the next batch, not before it."""
-        timings, counted = self.timings, self._counted
+        run = self._run
         reuse = NO_REUSE if self._reused is None else self._reused.counts
-        if not timings:
-            return Work(counted.calls, reuse=reuse)
-        last = timings[-1]
+        if run is None or not run.timings:
+            return Work(reuse=reuse)
+        timings, counted, last = run.timings, run.counts, run.timings[-1]
         return Work(
             counted.calls,
             timings[0].began,
@@ -154,12 +150,12 @@ class ModelCall:
         """Collate the rows on this thread, and have `outcomes` uncollate the outputs on its own."""
         if not self.task._batch_runner.has_stages:
             return
-        runner, began = self._limited_runner(), time.monotonic()
+        began = time.monotonic()
         with self._instances.in_use(), pending_answer.running_batch():
-            self._collated = runner.collate(*self._columns)
+            self._run = self._begin()
+            self._run.collate()
         self._collating = time.monotonic() - began
-        if self._may_run_again:  # as what cannot be uncollated has to
-            self._uncollated = []
+        self._uncollates_later = self._may_run_again  # as what cannot be uncollated has to
 
     def release(self) -> None:
         """Let the model be unloaded: the batch has its outcomes, or none."""
@@ -174,10 +170,10 @@ class ModelCall:
         if self.left_out:
             self._leave_out()
         if self._calls and self.needs_model:
-            self._run(limit)
+            self._call_model(limit)
 
     def _leave_out(self) -> None:
-        self._collated = None
+        self._run = None
         calls = self._calls
         self._calls = [each for n, each in enumerate(calls) if n not in self.left_out]
         self._columns = columns_of(self._calls)
@@ -187,8 +183,8 @@ class ModelCall:
 
     def outcomes(self) -> Sequence[Outcome]:
         """Return the outcome of each request; computed beside the next batch, not before it."""
-        if self._uncollated and self._common_outcome is None:
-            self._uncollate(self._uncollated)
+        if self._uncollates_later and self._run is not None and self._common_outcome is None:
+            self._uncollate(self._run)
         if self._common_outcome is not None:
             found = [self._common_outcome] * len(self._calls)
         else:
@@ -205,31 +201,38 @@ class ModelCall:
         """Return facts about those deliveries that have run, by request id; see `facts_of`."""
         ran = [each for n, each in enumerate(deliveries) if n not in self.left_out]
         about = about_batch(payload.reason, self._padding, payload.plan)
-        return facts_of(self.timings, self._calls, ran, self._reused, about)
+        return facts_of(self._timings, self._calls, ran, self._reused, about)
+
+    @property
+    def _timings(self) -> Sequence[Timing]:
+        return () if self._run is None else self._run.timings
+
+    @property
+    def _outputs(self) -> list[Any]:
+        return [] if self._run is None else self._run.outputs
 
     @property
     def _padding(self) -> float | None:
         """The part of what the calls have computed that was padding; None if that is unknown."""
-        counted = self._counted
+        if self._run is None:
+            return None
+        counted = self._run.counts
         if counted.padded_cost:
             return 1 - counted.cost / counted.padded_cost
-        computed = counted.padding_rows + sum(len(each.part) for each in self.timings)
+        computed = counted.padding_rows + sum(len(each.part) for each in self._run.timings)
         has_fixed_sizes = bool(steps_of(self.task, "batch_sizes"))
         return counted.padding_rows / computed if computed and has_fixed_sizes else None
 
-    def _run(self, limit: SoftLimit) -> None:
+    def _call_model(self, limit: SoftLimit) -> None:
         try:
-            self._outputs = self._run_rows(limit)
+            self._run_rows(limit)
         except SoftTimeLimitExceeded as error:  # before the model was called
             again = self.task.acks_late and len(self._calls) > 1
             self._common_outcome = Outcome(again=True) if again else Outcome(error=error)
         except Exception as error:  # noqa: BLE001 (each item gets it, not the innermost alone)
             self._common_outcome = Outcome(error=error, origin=error.__traceback__)
 
-    def _run_rows(self, limit: SoftLimit) -> list[Any]:
-        """Run the model."""
-        runner = self._limited_runner()
-        collated, self._collated = self._collated, None
+    def _run_rows(self, limit: SoftLimit) -> None:
         try:
             prepare_shapes(self.task)  # without a limit: the shapes are for all batches
             with (
@@ -238,41 +241,35 @@ class ModelCall:
                 pending_answer.running_batch(),
                 self._instances.in_use(),
             ):
-                alone = len(self._calls) == 1
-                require_key(self.task, self._columns, alone=alone)
-                return runner.outputs(
-                    *self._columns,
-                    alone=alone,
-                    timings=self.timings,
-                    counts=self._counted,
-                    collated=collated,
-                    uncollated=self._uncollated,
-                    unchanged=self._unchanged_columns,
-                )
+                require_key(self.task, self._columns, alone=len(self._calls) == 1)
+                self._run = self._run or self._begin()
+                self._run.call(uncollate=not self._uncollates_later)
         finally:
-            _note_broken(runner)
+            self._note_broken()
+
+    def _begin(self) -> BatchRun:
+        return BatchRun(
+            self.task._batch_runner,
+            self._columns,
+            alone=len(self._calls) == 1,
+            most=self._most,
+            cost_limits=self._cost_limits,
+            unchanged=self._unchanged_columns,
+        )
 
     def _unchanged_columns(self) -> Sequence[list[Any]]:
         calls = enumerate(self._decode_again())
         columns = columns_of([each for n, each in calls if n not in self.left_out])
         return columns if self._reused is None else self._reused.columns(columns)
 
-    def _uncollate(self, uncollated: list[Uncollated]) -> None:
-        runner = self.task._batch_runner
+    def _uncollate(self, run: BatchRun) -> None:
         with self._instances.in_use(), pending_answer.running_batch():
-            runner.uncollate(uncollated, self._outputs, self._counted)
-        _note_broken(runner)
+            run.uncollate()
+        self._note_broken()
 
-    def _limited_runner(self) -> Runner:
-        runner = self.task._batch_runner
-        if self._most is not None:
-            runner.limit(self._most, self._cost_limits)
-        return runner
-
-
-def _note_broken(runner: Runner) -> None:
-    global _broken  # noqa: PLW0603 (one device a process)
-    _broken = _broken or runner.broken  # of any task, on whatever thread
+    def _note_broken(self) -> None:
+        global _broken  # noqa: PLW0603 (one device a process)
+        _broken = _broken or self.task._batch_runner.broken  # of any task, on whatever thread
 
 
 #: The encoded facts that all requests of a model call share, and the request's own wait.

@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 
 from celery_batch.items.rows import CallRows, Chunk
-from celery_batch.runtime.runner import Runner, Timing
+from celery_batch.runtime.runner import BatchRun, Runner, Timing
 from celery_batch.worker.dispatch.payload import Delivery
 from celery_batch.worker.executor.model_call import facts_of
 
@@ -80,8 +80,9 @@ def test_runner_times_each_of_its_calls():
             raise ValueError("not in company")
         return items
 
-    timings: list[Timing] = []
-    Runner(predict, "model").run([1, 2, 3, 4], timings=timings)
+    run = BatchRun(Runner(predict, "model"), [[1, 2, 3, 4]])
+    run.call()
+    timings = run.timings
     parts = [timing.part for timing in timings]
 
     assert [range(4), range(2), range(2, 4), range(2, 3), range(3, 4)] == parts
