@@ -8,10 +8,8 @@ that preloads its application, it begins anew in each copy that uses it.
 
 from __future__ import annotations
 
-import _thread
 import asyncio
 import atexit
-import contextlib
 import logging
 import os
 import threading
@@ -125,7 +123,7 @@ class BaseStreamer(ABC):
         if self._item_cost is not None:
             for part in parts:
                 part.cost = self._cost_of(part.items, self._item_cost)
-        request_queue.add(parts, rows)
+        request_queue.add(parts, rows, self)
         return parts[0] if len(parts) == 1 else CombinedAnswer(parts, lock)
 
     def _keyed_parts(
@@ -218,7 +216,8 @@ class BaseStreamer(ABC):
                 )
                 self._pool = self._start_workers(request_queue)
                 self._request_queue = request_queue
-                weakref.finalize(self, _drain, request_queue, self._pool).atexit = False
+                end = weakref.finalize(self, request_queue.close, StreamerClosed(_CLOSED))
+                end.atexit = False
             return self._request_queue
 
     def _begin_anew(self) -> None:
@@ -231,40 +230,15 @@ class BaseStreamer(ABC):
 
 _streamers: weakref.WeakSet[BaseStreamer] = weakref.WeakSet()
 
-#: Of streamers that were garbage collected, while requests wait for their last answers.
-_draining: list[tuple[RequestQueue, WorkerPool]] = []
-
-
-def _drain(request_queue: RequestQueue, pool: WorkerPool) -> None:
-    """Answer the requests that wait; called by the garbage collector, in the midst of anything."""
-    if not request_queue.is_open:
-        return
-    _draining.append((request_queue, pool))
-    with contextlib.suppress(RuntimeError):  # the interpreter is ending
-        # Takes no lock, as a Thread does.
-        _thread.start_new_thread(_close_when_drained, (request_queue, pool))
-
-
-def _close_when_drained(request_queue: RequestQueue, pool: WorkerPool) -> None:
-    request_queue.drain(StreamerClosed(_CLOSED))
-    request_queue.wait_until_closed()
-    _draining.remove((request_queue, pool))
-
 
 def _after_fork() -> None:
     for streamer in list(_streamers):
         streamer._begin_anew()  # noqa: SLF001 (same module)
-    for request_queue, _ in _draining:
-        request_queue.abandon(BatchError(_FORKED))
-    _draining.clear()
 
 
 def _at_exit() -> None:
     for streamer in list(_streamers):
         streamer.destroy_workers()
-    for request_queue, pool in _draining:
-        request_queue.close(StreamerClosed(_CLOSED))
-        pool.stop(GRACE)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -97,8 +97,8 @@ class RequestQueue:
         self._closed: BatchError | None = None
         #: Why no worker can serve for the time being.
         self._suspended: BatchError | None = None
-        #: Why the queue will be closed after the last answer.
-        self._draining: BatchError | None = None
+        #: The streamer, which is not garbage collected before its requests are answered.
+        self._streamer: object = None
         self._has_closed = threading.Event()
         self._slots: list[Slot] = []
         self._sleepers: list[Slot] = []
@@ -115,11 +115,12 @@ class RequestQueue:
             self._slots.append(slot)
         return slot
 
-    def add(self, answers: Iterable[Answer], rows: int) -> None:
-        """Put requests in the queue, all of them or none."""
+    def add(self, answers: Iterable[Answer], rows: int, streamer: object = None) -> None:
+        """Put requests of a streamer in the queue, all of them or none."""
         now = monotonic()
         with self._lock:
             before = self._admit(rows)
+            self._streamer = streamer
             by_key = self._by_key
             had_full = not self._counts_rows and self._batcher.is_full
             had_keys = 0 if by_key is None else by_key.keys
@@ -135,7 +136,7 @@ class RequestQueue:
             has_woken = (is_full or is_first) and self._wake()
             closed = self._closed
             if closed is not None:  # since `_admit`, and maybe between two lines of this method
-                left = self._batcher.clear()
+                left = self._clear()
                 left += [Request(each, now, rows=len(each.items)) for each in answers]
         if closed is not None:
             fail(left, closed, self.answer_lock)
@@ -153,8 +154,8 @@ class RequestQueue:
                         if taken := self._start(slot, found):
                             return taken
                         continue
-                    if self._close_when_through():
-                        break
+                    if self._forget_streamer():
+                        continue
                     seconds = found.seconds
                 self._sleepers.append(slot)
                 self._sleep(slot, seconds)
@@ -227,21 +228,12 @@ class RequestQueue:
             slot.is_retired = True
             slot.condition.notify()
 
-    def drain(self, error: BatchError) -> None:
-        """Close when all requests in the queue, and all that were taken, have their answers."""
-        with self._lock:
-            self._draining = error
-            self._batcher.drain()
-            self._wake_all()
-        self._close_when_through()
-
     def suspend(self, error: BatchError) -> None:
         """Fail the requests that wait, and refuse others until `resume`."""
         with self._lock:
             self._suspended = error
             left = self._clear()
         fail(left, error, self.answer_lock)
-        self._close_when_through()
 
     def resume(self) -> None:
         """Take requests again."""
@@ -264,9 +256,9 @@ class RequestQueue:
     def abandon(self, error: BatchError) -> None:
         """In a forked copy of the process, which has no workers: fail all, without a lock."""
         had = [request for slot in self._slots for requests in slot.out for request in requests]
-        left = [*self._clear(), *had]
+        left = [*self._batcher.clear(), *had]
         self._lock, self.answer_lock.lock = threading.RLock(), threading.RLock()
-        self._slots, self._sleepers = [], []
+        self._slots, self._sleepers, self._streamer = [], [], None
         for request in left:
             request.item.begin_anew()
         fail(left, error, self.answer_lock)
@@ -287,13 +279,15 @@ class RequestQueue:
         return before
 
     def _remove_cancelled(self) -> None:
-        for request in wanted(self._clear(), self.answer_lock):
+        left = wanted(self._batcher.clear(), self.answer_lock)
+        self._rows = sum(request.rows for request in left)
+        for request in left:
             self._batcher.add(request)
-            self._rows += request.rows
 
     def _clear(self) -> list[Request[Answer]]:
-        self._rows = 0
-        return self._batcher.clear()
+        self._rows, left = 0, self._batcher.clear()
+        self._forget_streamer()
+        return left
 
     def _start(self, slot: Slot, batch: Batch[Answer]) -> Requests:
         self._rows -= batch.rows
@@ -352,13 +346,14 @@ class RequestQueue:
             self._taken -= len(requests)
             if len(requests) > 1:  # the callers who were answered could not send others before
                 self._batcher.restart_linger(monotonic())
-        self._close_when_through()
+        self._forget_streamer()
 
-    def _close_when_through(self) -> bool:
-        error = self._draining
-        if error is None or self._taken or len(self._batcher):
-            return False
-        self.close(error)
+    def _forget_streamer(self) -> bool:
+        """Let go of a streamer of which no request waits or runs, which may close the queue."""
+        with self._lock:
+            if self._streamer is None or self._taken or len(self._batcher):
+                return False
+            self._streamer = None
         return True
 
     def _sleep(self, slot: Slot, seconds: float | None) -> None:
