@@ -17,7 +17,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import groupby
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypedDict
 
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.errors import BatchError, ConfigurationError, InvalidKey, StreamerClosed
@@ -27,7 +27,7 @@ from celery_batch.streamer.futures import Answer, AnswerLock, CombinedAnswer
 from celery_batch.streamer.model_adapters import Adapter
 from celery_batch.streamer.request_queue import RequestQueue
 
-__all__ = ["GRACE", "BaseStreamer", "WorkerPool"]
+__all__ = ["GRACE", "BaseStreamer", "StreamerOptions", "WorkerPool"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,30 @@ class WorkerPool(Protocol):
         """End them, after what they are running or so many seconds."""
 
 
+class StreamerOptions(TypedDict, total=False):
+    """
+    What streamers of one machine take beside service-streamer's arguments.
+
+    Args:
+        max_queue: Most items that may wait; further requests fail with `QueueFull`.
+        batch_by: Returns an item's key; only items with equal keys share a batch.  It runs in the
+            caller's process.
+        cost: Takes an item and returns its cost, such as `len`; a `Streamer` has to be able to
+            import it.  A `Model` class may have it.
+        max_batch_cost: The highest cost of one call; None to count items alone.
+        padded: Whether the model pads all items to the longest.
+        sort_window: From how many batches' worth of waiting items a padded batch of similar
+            lengths is chosen; 0 for first come, first served.
+    """
+
+    max_queue: int | None
+    batch_by: Callable[[Any], Hashable] | None
+    cost: Callable[[Any], Any] | None
+    max_batch_cost: float | None
+    padded: bool
+    sort_window: int
+
+
 class BaseStreamer(ABC):
     """The caller's side of a streamer."""
 
@@ -53,11 +77,14 @@ class BaseStreamer(ABC):
         batch_size: int,
         max_latency: float,
         worker_timeout: float,
-        max_queue: int | None,
         model: Adapter,
-        batch_by: Callable[[Any], Hashable] | None = None,  # None for that of a `Model` class
+        *,
+        max_queue: int | None = None,
+        batch_by: Callable[[Any], Hashable] | None = None,
         cost: Callable[[Any], Any] | None = None,
-        **limits: Any,  # `max_batch_cost`, `padded` and `sort_window`, where they are given
+        max_batch_cost: float | None = None,
+        padded: bool = False,
+        sort_window: int = 8,
     ) -> None:
         batch_by = model.key_option if batch_by is None else batch_by
         if not (batch_by is None or callable(batch_by)):
@@ -67,7 +94,13 @@ class BaseStreamer(ABC):
         if max_queue is not None and max_queue < 1:
             raise ConfigurationError(f"max_queue: must be at least 1, or None, got {max_queue!r}")
         try:
-            self.policy = BatchPolicy(batch_size, max_latency, **limits)
+            self.policy = BatchPolicy(
+                batch_size,
+                max_latency,
+                max_batch_cost=max_batch_cost,
+                padded=padded,
+                sort_window=sort_window,
+            )
         except ConfigurationError as error:  # which has the names of a task's options
             words = str(error).replace("max_batch_size: ", "batch_size: ", 1)
             raise ConfigurationError(words.replace("max_wait: ", "max_latency: ", 1)) from None

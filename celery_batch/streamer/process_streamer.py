@@ -6,14 +6,14 @@ import logging
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pickle import dumps
-from typing import Any
+from typing import Any, Unpack
 
 from celery_batch.errors import ConfigurationError
 from celery_batch.runtime.devices import discover
 from celery_batch.streamer import worker_main
-from celery_batch.streamer.base import BaseStreamer, WorkerPool
+from celery_batch.streamer.base import BaseStreamer, StreamerOptions, WorkerPool
 from celery_batch.streamer.model_adapters import (
     Adapter,
     as_model,
@@ -48,15 +48,7 @@ class Streamer(BaseStreamer):
             ``worker_timeout`` seconds.
         mp_start_method: How processes are started: spawn, forkserver or fork.
         worker_timeout: Most seconds that `predict`, and ``result()`` of a future, wait.
-        max_queue: Most items that may wait; further requests fail with `QueueFull`.
-        batch_by: Returns an item's key; only items with equal keys share a batch.  It runs in the
-            caller's process.
-        cost: Takes an item and returns its cost, such as `len`; it has to be importable. A
-            `Model` class may have it.
-        max_batch_cost: The highest cost of one call; None to count items alone.
-        padded: Whether the model pads all items to the longest.
-        sort_window: From how many batches' worth of waiting items a padded batch of similar
-            lengths is chosen; 0 for first come, first served.
+        options: See `celery_batch.streamer.base.StreamerOptions`.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -75,27 +67,10 @@ class Streamer(BaseStreamer):
         wait_for_worker_ready: bool = False,  # noqa: FBT001, FBT002 (service-streamer's signature)
         mp_start_method: str = "spawn",
         worker_timeout: float = 20,
-        *,
-        max_queue: int | None = None,
-        batch_by: Callable[[Any], Hashable] | None = None,
-        cost: Callable[[Any], Any] | None = None,
-        max_batch_cost: float | None = None,
-        padded: bool = False,
-        sort_window: int = 8,
+        **options: Unpack[StreamerOptions],
     ) -> None:
         model = as_model(predict_function_or_model, model_init_args, model_init_kwargs)
-        super().__init__(
-            batch_size,
-            max_latency,
-            worker_timeout,
-            max_queue,
-            model,
-            batch_by,
-            cost,
-            max_batch_cost=max_batch_cost,
-            padded=padded,
-            sort_window=sort_window,
-        )
+        super().__init__(batch_size, max_latency, worker_timeout, model, **options)
         if worker_num < 1:
             raise ConfigurationError(f"worker_num: must be at least 1, got {worker_num!r}")
         methods = multiprocessing.get_all_start_methods()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Unpack
 
 from celery_batch.errors import LoadFailed, ModelError
 from celery_batch.runtime import devices, registry
 from celery_batch.runtime.outputs import owned
 from celery_batch.runtime.runner import BatchRun, Runner
-from celery_batch.streamer.base import BaseStreamer, WorkerPool
+from celery_batch.streamer.base import BaseStreamer, StreamerOptions, WorkerPool
 from celery_batch.streamer.model_adapters import Adapter, as_model, time_of
 from celery_batch.streamer.request_queue import RequestQueue, Slot, broke_off
 
@@ -30,13 +29,7 @@ class ThreadedStreamer(BaseStreamer):
         max_latency: Most seconds an item waits for others while the thread is idle;
             after 2 ms without another item it leaves at once.
         worker_timeout: Most seconds that `predict`, and ``result()`` of a future, wait.
-        max_queue: Most items that may wait; further requests fail with `QueueFull`.
-        batch_by: Returns an item's key; only items with equal keys share a batch.
-        cost: Takes an item and returns its cost, such as `len`; a `Model` class may have it.
-        max_batch_cost: The highest cost of one call; None to count items alone.
-        padded: Whether the model pads all items to the longest.
-        sort_window: From how many batches' worth of waiting items a padded batch of similar
-            lengths is chosen; 0 for first come, first served.
+        options: See `celery_batch.streamer.base.StreamerOptions`.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -48,26 +41,10 @@ class ThreadedStreamer(BaseStreamer):
         batch_size: int,
         max_latency: float = 0.1,
         worker_timeout: float = 20,
-        *,
-        max_queue: int | None = None,
-        batch_by: Callable[[Any], Hashable] | None = None,
-        cost: Callable[[Any], Any] | None = None,
-        max_batch_cost: float | None = None,
-        padded: bool = False,
-        sort_window: int = 8,
+        **options: Unpack[StreamerOptions],
     ) -> None:
-        super().__init__(
-            batch_size,
-            max_latency,
-            worker_timeout,
-            max_queue,
-            as_model(predict_function),
-            batch_by,
-            cost,
-            max_batch_cost=max_batch_cost,
-            padded=padded,
-            sort_window=sort_window,
-        )
+        model = as_model(predict_function)
+        super().__init__(batch_size, max_latency, worker_timeout, model, **options)
 
     def _start_workers(self, request_queue: RequestQueue) -> WorkerPool:
         return _Feeder(request_queue, self._model, self._size)
