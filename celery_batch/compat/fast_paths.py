@@ -48,64 +48,16 @@ class PathState:
         return not self.reason
 
 
-@dataclass(frozen=True, slots=True)
-class _Has:
-    """A class, an object or a module that has some names."""
-
-    target: str
-    names: str
-
-    def fault(self, found: Any) -> str:
-        missing = [name for name in self.names.split() if not hasattr(found, name)]
-        return f"{self.target} has no {', '.join(missing)}" if missing else ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Calls:
-    """A function that we call, with so many positional arguments and these keywords."""
-
-    target: str
-    positional: int = 0
-    keywords: str = ""
-
-    def fault(self, found: Any) -> str:
-        given = dict.fromkeys(self.keywords.split())
-        try:
-            inspect.signature(found).bind(*(None,) * self.positional, **given)
-        except TypeError as error:
-            return f"{self.target}: {error}"
-        return ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Replaces:
-    """A method in whose place we put another one, by its parameters; "..." for any others."""
-
-    target: str
-    parameters: str
-
-    def fault(self, found: Any) -> str:
-        variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-        parameters = inspect.signature(found).parameters.values()
-        given = [each.name for each in parameters if each.kind not in variable]
-        *known, last = ["self", *self.parameters.split()]
-        if last == "...":
-            given = given[: len(known)]
-        else:
-            known.append(last)
-        return "" if given == known else f"{self.target} has other parameters"
-
-
 _REDIS_CHANNEL, _REDIS_QOS = "kombu.transport.redis:Channel", "kombu.transport.redis:QoS"
 _BACKEND = "celery.backends.redis:RedisBackend"
 _POOL, _ASYNPOOL = "billiard.pool", "celery.concurrency.asynpool"
 
 #: What replaces the writing of results, which `store` and `notify` have in common.
-_RECORDS = (
-    _Replaces(f"{_BACKEND}._store_result", "task_id result state traceback request"),
-    _Has(_BACKEND, "get_key_for_task encode get"),
-    _Replaces("celery.app.base:Celery._get_backend", ""),
-)
+_RECORDS = {
+    f"{_BACKEND}._store_result": "task_id result state traceback request",
+    _BACKEND: "get_key_for_task encode get",
+    "celery.app.base:Celery._get_backend": "",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +65,9 @@ class _Path:
     """What a fast path stands on."""
 
     libraries: tuple[str, ...]  # by the names of their modules
-    shape: tuple[_Has | _Calls | _Replaces, ...]  # the parts that it uses
+    #: The parts that it uses, each with the names in it: attributes of a module, a class or an
+    #: object, or parameters of a function, in their order; "..." where it may have others.
+    parts: Mapping[str, str]
     switches: tuple[str, ...] = ()  # settings which turn it off, too, where they are False
     needs: str = ""  # another path, without which it is off
 
@@ -121,139 +75,141 @@ class _Path:
 _PATHS: Mapping[str, _Path] = {
     "publish": _Path(
         ("celery", "kombu", "redis"),
-        (
-            _Calls(
-                "celery.app.base:Celery.send_task",
-                4,
-                "producer task_type result_cls add_to_parent headers expires task_id root_id"
-                " parent_id group_id group_index reply_to shadow ignore_result",
+        {
+            "celery.app.base:Celery.send_task": (
+                "name args kwargs task_id producer result_cls expires add_to_parent group_id"
+                " group_index reply_to root_id parent_id shadow task_type ..."
             ),
-            _Has("celery.app.task:Task", "_get_exec_options typing"),
-            _Has("celery.app.amqp:AMQP", "argsrepr_maxsize kwargsrepr_maxsize router"),
-            _Replaces(
-                "kombu.messaging:Producer._publish",
+            "celery.app.task:Task": "_get_exec_options typing",
+            "celery.app.amqp:AMQP": "argsrepr_maxsize kwargsrepr_maxsize router",
+            "kombu.messaging:Producer._publish": (
                 "body priority content_type content_encoding headers properties routing_key"
-                " mandatory immediate exchange declare ...",
+                " mandatory immediate exchange declare ..."
             ),
-            _Has("kombu.connection:Connection", "_reraise_as_library_errors ensure"),
-            _Has("kombu.serialization:registry", "_encoders"),
-            _Has(_REDIS_CHANNEL, "global_keyprefix codecs pool"),
-            _Calls(f"{_REDIS_CHANNEL}.prepare_message", 7),
-            _Calls(f"{_REDIS_CHANNEL}._inplace_augment_message", 4),
-            _Calls(f"{_REDIS_CHANNEL}._get_message_priority", 2, "reverse"),
-            _Calls(f"{_REDIS_CHANNEL}._q_for_pri", 3),
-            _Calls("redis.connection:Connection.send_packed_command", 2, "check_health"),
-            _Calls("redis.connection:Connection.can_read", 2),
-            _Calls("redis.connection:Connection.read_response", 1),
-        ),
+            "kombu.connection:Connection": "_reraise_as_library_errors ensure",
+            "kombu.serialization:registry": "_encoders",
+            _REDIS_CHANNEL: "global_keyprefix codecs pool",
+            f"{_REDIS_CHANNEL}.prepare_message": (
+                "body priority content_type content_encoding headers properties"
+            ),
+            f"{_REDIS_CHANNEL}._inplace_augment_message": "message exchange routing_key",
+            f"{_REDIS_CHANNEL}._get_message_priority": "message reverse",
+            f"{_REDIS_CHANNEL}._q_for_pri": "queue pri",
+            "redis.connection:Connection.send_packed_command": "command check_health",
+            "redis.connection:Connection.can_read": "timeout",
+            "redis.connection:Connection.read_response": "...",
+        },
         ("batch_bulk",),
     ),
     "notify": _Path(
         ("celery", "redis"),
-        (
-            *_RECORDS,
-            _Calls(f"{_BACKEND}._create_client", 1, "socket_timeout max_connections"),
-            _Calls("redis.client:PubSub.get_message", 1, "timeout"),
-        ),
+        {
+            **_RECORDS,
+            f"{_BACKEND}._create_client": "...",
+            "redis.client:PubSub.get_message": "timeout ...",
+        },
     ),
     "amqp_frames": _Path(
         ("kombu", "amqp"),
-        (
-            _Replaces("amqp.connection:Connection.drain_events", "timeout"),
-            _Calls("amqp.connection:Connection.blocking_read", 2),
-            _Calls("amqp.transport:TCPTransport.having_timeout", 2),
-            _Has("amqp.transport:TCPTransport", "read_frame"),
-            _Calls("amqp.channel:Channel.send_method", 4),
-            _Has("amqp.spec:Basic", "Qos QosOk"),
-            _Has("amqp.serialization:GenericContent", "_serialize_properties"),
-            _Calls("amqp.serialization:dumps", 2),
-        ),
+        {
+            "amqp.connection:Connection.drain_events": "timeout",
+            "amqp.connection:Connection.blocking_read": "timeout",
+            "amqp.transport:TCPTransport.having_timeout": "timeout",
+            "amqp.transport:TCPTransport": "read_frame",
+            "amqp.channel:Channel.send_method": "sig format args ...",
+            "amqp.spec:Basic": "Qos QosOk",
+            "amqp.serialization:GenericContent": "_serialize_properties",
+            "amqp.serialization:dumps": "format values",
+        },
         ("batch_bulk",),
     ),
     "acknowledge": _Path(
         ("celery", "kombu", "redis", "amqp"),
-        (
-            _Replaces(f"{_REDIS_QOS}.ack", "delivery_tag"),
-            _Replaces(f"{_REDIS_QOS}.append", "message delivery_tag"),
-            _Replaces(f"{_REDIS_QOS}.reject", "delivery_tag requeue"),
-            _Replaces(f"{_REDIS_QOS}.restore_by_tag", "tag client leftmost"),
-            _Replaces(f"{_REDIS_QOS}.restore_visible", "start num interval"),
-            _Has(_REDIS_QOS, "restore_unacked restore_unacked_once unacked_key"),
-            _Has(_REDIS_QOS, "unacked_index_key visibility_timeout _delivered _dirty"),
-            _Calls(f"{_REDIS_CHANNEL}._lookup", 3),
-            _Calls(f"{_REDIS_CHANNEL}._get_message_priority", 2, "reverse"),
-            _Calls(f"{_REDIS_CHANNEL}._q_for_pri", 3),
-        ),
+        {
+            f"{_REDIS_QOS}.ack": "delivery_tag",
+            f"{_REDIS_QOS}.append": "message delivery_tag",
+            f"{_REDIS_QOS}.reject": "delivery_tag requeue",
+            f"{_REDIS_QOS}.restore_by_tag": "tag client leftmost",
+            f"{_REDIS_QOS}.restore_visible": "start num interval",
+            _REDIS_QOS: (
+                "restore_unacked restore_unacked_once unacked_key unacked_index_key"
+                " visibility_timeout _delivered _dirty"
+            ),
+            f"{_REDIS_CHANNEL}._lookup": "exchange routing_key ...",
+            f"{_REDIS_CHANNEL}._get_message_priority": "message reverse",
+            f"{_REDIS_CHANNEL}._q_for_pri": "queue pri",
+        },
         ("batch_bulk",),
     ),
     "fetch": _Path(
         ("celery", "kombu", "redis"),
-        (
-            _Replaces(f"{_REDIS_CHANNEL}._brpop_start", "timeout"),
-            _Replaces(f"{_REDIS_CHANNEL}._brpop_read", ""),
-            _Has(_REDIS_CHANNEL, "_closing _in_poll active_queues priority_steps"),
-            _Calls(f"{_REDIS_CHANNEL}._q_for_pri", 3),
-            _Has("kombu.utils.scheduling:round_robin_cycle", "consume rotate"),
-            _Replaces(f"{_REDIS_QOS}.can_consume", ""),
-            _Calls(f"{_REDIS_QOS}.can_consume_max_estimate", 1),
-            _Calls("kombu.transport.virtual:QoS.append", 3),
-            _Calls("kombu.transport.virtual:Transport._deliver", 3),
-            _Calls("redis.client:Redis.parse_response", 3),
-            _Has("redis.connection:Connection", "send_command pack_commands connect"),
-        ),
+        {
+            f"{_REDIS_CHANNEL}._brpop_start": "timeout",
+            f"{_REDIS_CHANNEL}._brpop_read": "",
+            _REDIS_CHANNEL: "_closing _in_poll active_queues priority_steps",
+            f"{_REDIS_CHANNEL}._q_for_pri": "queue pri",
+            "kombu.utils.scheduling:round_robin_cycle": "consume rotate",
+            f"{_REDIS_QOS}.can_consume": "",
+            f"{_REDIS_QOS}.can_consume_max_estimate": "",
+            "kombu.transport.virtual:QoS.append": "message delivery_tag",
+            "kombu.transport.virtual:Transport._deliver": "message queue",
+            "redis.client:Redis.parse_response": "connection command_name",
+            "redis.connection:Connection": "send_command pack_commands connect",
+        },
         ("batch_bulk",),
         "acknowledge",
     ),
     "intake": _Path(
         ("celery", "kombu"),
-        (
-            _Calls("celery.worker.request:create_request_cls", 5, "app"),
-            _Replaces(
-                "celery.worker.request:Request.__init__",
+        {
+            "celery.worker.request:create_request_cls": "base task pool hostname eventer app ...",
+            "celery.worker.request:Request.__init__": (
                 "message on_ack hostname eventer app connection_errors request_dict task"
-                " on_reject body headers decoded utc maybe_make_aware maybe_iso8601",
+                " on_reject body headers decoded utc maybe_make_aware maybe_iso8601"
             ),
-            _Has("celery.worker.strategy", "default logger"),
-        ),
+            "celery.worker.strategy": "default logger",
+        },
     ),
     "write_ahead": _Path(
         ("celery", "kombu", "billiard"),
-        (
-            _Has(f"{_ASYNPOOL}:AsynPool", "flush"),
-            _Has(_POOL, "READY"),
-            _Replaces("kombu.asynchronous.semaphore:LaxBoundedSemaphore.release", ""),
-        ),
+        {
+            f"{_ASYNPOOL}:AsynPool": "flush",
+            _POOL: "READY",
+            "kombu.asynchronous.semaphore:LaxBoundedSemaphore.release": "",
+        },
         ("batch_overlap",),
     ),
     "overlap": _Path(
         ("celery", "billiard"),
-        (
-            _Replaces(f"{_POOL}:Worker._ensure_messages_consumed", "completed"),
-            _Has(f"{_POOL}:Worker", "workloop _make_recv_method"),
-            _Has(_POOL, "ACK READY TASK SIG_SOFT_TIMEOUT soft_timeout_sighandler"),
-        ),
+        {
+            f"{_POOL}:Worker._ensure_messages_consumed": "completed",
+            f"{_POOL}:Worker": "workloop _make_recv_method",
+            _POOL: "ACK READY TASK SIG_SOFT_TIMEOUT soft_timeout_sighandler",
+        },
         ("batch_overlap",),
     ),
     "store": _Path(
         ("celery", "redis"),
-        (
-            *_RECORDS,
-            _Calls(f"{_BACKEND}._get_result_meta", 1, "result state traceback request"),
-            _Has(_BACKEND, "_MAX_STR_VALUE_SIZE ensure mget retry_policy on_connection_error"),
-            _Has(_BACKEND, "prepare_value decode_result"),
-        ),
+        {
+            **_RECORDS,
+            f"{_BACKEND}._get_result_meta": "result state traceback request ...",
+            _BACKEND: (
+                f"{_RECORDS[_BACKEND]} _MAX_STR_VALUE_SIZE ensure mget retry_policy"
+                " on_connection_error prepare_value decode_result"
+            ),
+        },
         ("batch_bulk",),
     ),
     "trace": _Path(
         ("celery",),
-        (
-            _Calls("celery.app.trace:task_has_custom", 2),
-            _Calls("celery.app.trace:info", 2),
-            _Has("celery.app.trace", "LOG_SUCCESS logger trace_task"),
-            _Calls("celery.app.task:Context", 1, "args kwargs called_directly"),
-            _Has("celery.app.task:Task", "_get_request request_stack"),
-            _Has("celery._state", "push_current_task pop_current_task"),
-        ),
+        {
+            "celery.app.trace:task_has_custom": "task attr",
+            "celery.app.trace:info": "fmt context",
+            "celery.app.trace": "LOG_SUCCESS logger trace_task",
+            "celery.app.task": "Context",
+            "celery.app.task:Task": "_get_request request_stack",
+            "celery._state": "push_current_task pop_current_task",
+        },
         (),
         "store",
     ),
@@ -331,18 +287,32 @@ def _fault(path: _Path) -> str:
             if not _numbers(first) <= _numbers(version) < _numbers(end):
                 called = _CALLED.get(library, library)
                 return f"{called} {version} is not tested, which {first} to below {end} are"
-        for part in path.shape:
-            module, _, names = part.target.partition(":")
+        for target, names in path.parts.items():
+            module, _, place = target.partition(":")
             found: Any = import_module(module)
-            for name in names.split(".") if names else ():
+            for name in place.split(".") if place else ():
                 owner, found = found, getattr(found, name, None)
                 if found is None:
                     return f"{_name_of(owner)} has no {name}"
-            if fault := part.fault(found):
-                return fault.replace(":", ".", 1)
+            if fault := _fault_in(found, names.split()):
+                return f"{target.replace(':', '.')} has {fault}"
     except Exception as error:  # noqa: BLE001 (whatever it is, Celery's own code has to run)
         return f"its check has failed: {error!r}"
     return ""
+
+
+def _fault_in(found: Any, wanted: list[str]) -> str:
+    """Return what a part of a library is not as it is known, by the names in it; see `_Path`."""
+    if not inspect.isroutine(found):
+        missing = [name for name in wanted if not hasattr(found, name)]
+        return f"no {', '.join(missing)}" if missing else ""
+    parameters = inspect.signature(found).parameters.values()
+    variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    given = [each.name for each in parameters if each.kind not in variable and each.name != "self"]
+    if wanted[-1:] == ["..."]:
+        wanted = wanted[:-1]
+        given = [name for name in given if name in wanted]
+    return "" if given == wanted else "other parameters"
 
 
 def _name_of(owner: Any) -> str:
