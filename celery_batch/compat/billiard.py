@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import select
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from inspect import GEN_SUSPENDED, getgeneratorstate, isgenerator
 from multiprocessing.connection import wait
 from typing import Any
@@ -183,17 +182,24 @@ def read_before_flush(pool: Any, hub: Any) -> None:
     def flush_after_reading() -> None:
         try:
             _read_all(billiard_pool, hub)
-            queued = _queued_behind_running(billiard_pool)
+            behind, _ = _unaccepted(billiard_pool)
         except Exception:
             logger.exception("Could not read the pool's messages; some batches may run twice")
-            queued = []
-        for job in queued:
-            job._accepted = True  # noqa: SLF001
-        try:
-            with _running_kept(billiard_pool):
-                flush()
-        finally:
-            _restore(queued)
+            flush()
+            return
+        cache, busy_workers = billiard_pool._cache, billiard_pool._busy_workers  # noqa: SLF001
+        jobs = {number: job for number, job in cache.items() if job._accepted} | behind  # noqa: SLF001
+        busy = set(busy_workers)
+        flush()
+        # It forgets those behind running ones; before 5.6 also these, and that processes are busy.
+        for number, job in jobs.items():
+            process = job._write_to  # noqa: SLF001
+            is_alive = process is not None and process._is_alive()  # noqa: SLF001
+            # One may be ready by now: the flush has found that its process is lost.
+            if not job.ready() and (is_alive or number not in behind):
+                cache.setdefault(number, job)
+                if is_alive and process.inqW_fd in busy:
+                    busy_workers.add(process.inqW_fd)
 
     pool.flush = flush_after_reading
 
@@ -239,9 +245,13 @@ def _read_rest(message: Generator[None], pipe: int) -> bool:
 
 
 def _read_all(pool: Any, hub: Any) -> None:
+    """Read until each process that was sent a job, and runs none, has accepted it."""
     _finish_writing(pool)
     deadline = time.monotonic() + _TIMEOUT
-    while (left := deadline - time.monotonic()) > 0 and (pipes := _silent_pipes(pool)):
+    while (left := deadline - time.monotonic()) > 0:
+        _, pipes = _unaccepted(pool)
+        if not pipes:
+            return
         for pipe in select.select(pipes, [], [], left)[0]:
             _read(hub, pipe)
 
@@ -255,50 +265,19 @@ def _finish_writing(pool: Any) -> None:
             pool._flush_writer(job._write_to, writer)  # noqa: SLF001
 
 
-def _unaccepted(pool: Any) -> list[Any]:
-    """Return the jobs that were sent to living processes and are not accepted."""
-    jobs = list(pool._cache.values())  # noqa: SLF001
-    sent = [job for job in jobs if job._write_to and not job._accepted]  # noqa: SLF001
-    return [job for job in sent if job._write_to._is_alive()]  # noqa: SLF001
-
-
-def _silent_pipes(pool: Any) -> list[int]:
-    """Return the pipes of the processes that were sent a job and have not answered."""
-    queued = _queued_behind_running(pool)
-    return list({job._write_to.outqR_fd for job in _unaccepted(pool) if job not in queued})  # noqa: SLF001
-
-
-def _queued_behind_running(pool: Any) -> list[Any]:
-    """Return the jobs that wait in a process behind a running one: they will run in any case."""
-    jobs = list(pool._cache.values())  # noqa: SLF001
-    busy = {job._worker_pid for job in jobs if job._accepted}  # noqa: SLF001
-    return [job for job in _unaccepted(pool) if job._write_to.pid in busy]  # noqa: SLF001
-
-
-@contextmanager
-def _running_kept(pool: Any) -> Iterator[None]:
-    """Keep the jobs that run, and their processes busy: before 5.6 a flush forgets both."""
-    cache: dict[Any, Any] = getattr(pool, "_cache", {})
-    busy_workers: set[int] = getattr(pool, "_busy_workers", set())
-    running = {number: job for number, job in cache.items() if job._accepted}  # noqa: SLF001
-    busy = set(busy_workers)
-    yield
-    for number, job in running.items():
-        if job.ready():  # the flush has found that its process is lost
-            continue
-        cache.setdefault(number, job)
+def _unaccepted(pool: Any) -> tuple[dict[Any, Any], set[int]]:
+    """Return the jobs in living processes that wait behind running ones, and the others' pipes."""
+    jobs = pool._cache  # noqa: SLF001
+    busy = {job._worker_pid for job in jobs.values() if job._accepted}  # noqa: SLF001
+    behind, pipes = {}, set()
+    for number, job in jobs.items():
         process = job._write_to  # noqa: SLF001
-        if process is not None and process.inqW_fd in busy and process._is_alive():  # noqa: SLF001
-            busy_workers.add(process.inqW_fd)
-
-
-def _restore(queued: list[Any]) -> None:
-    """Mark jobs as not accepted again, unless a process has accepted them meanwhile."""
-    for job in queued:
-        if job._worker_pid is None:  # noqa: SLF001
-            job._accepted = False  # noqa: SLF001
-            if not job._write_to._is_alive():  # noqa: SLF001
-                job.discard()
+        if process and not job._accepted and process._is_alive():  # noqa: SLF001
+            if process.pid in busy:
+                behind[number] = job  # it will run in any case
+            else:
+                pipes.add(process.outqR_fd)
+    return behind, pipes
 
 
 def _read(hub: Any, pipe: int) -> None:
