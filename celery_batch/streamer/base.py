@@ -203,18 +203,7 @@ class BaseStreamer(ABC):
             raise
 
     async def apredict(self, batch: Iterable[Any]) -> list[Any]:
-        """
-        Return the outputs for some items, in order, while the event loop does other things.
-
-        Args:
-            batch: One item or more.
-
-        Raises:
-            TimeoutError: They did not come within ``worker_timeout``; the request is given up.
-            TypeError: ``batch`` is a text or a mapping, and no list.
-            QueueFull: ``max_queue`` items wait already.
-            Exception: What the model raised.
-        """
+        """Return the outputs while the event loop does other things; see `predict`."""
         answer = asyncio.wrap_future(self.submit(batch))
         async with asyncio.timeout(self.worker_timeout):
             return await answer

@@ -402,21 +402,7 @@ class RedisStreamer:
             raise self._timeout_error() from error
 
     async def apredict(self, batch: Iterable[Any]) -> list[Any]:
-        """
-        Send a request and return its outputs, without blocking the event loop.
-
-        Args:
-            batch: The items: JSON values, and bytes.
-
-        Returns:
-            An output for each item, in order.
-
-        Raises:
-            TypeError: ``batch`` is a text or a mapping, and no list.
-            QueueFull: ``max_queue`` items would wait, or more.
-            TimeoutError: They were not all there after ``worker_timeout`` seconds.
-            Exception: What the first item that failed has failed with.
-        """
+        """Send a request and return its outputs, without blocking the loop; see `predict`."""
         refuse_one_value("a streamer", batch)
         items = list(batch)
         try:
