@@ -34,7 +34,6 @@ from celery.exceptions import Reject
 from kombu.serialization import prepare_accept_content
 
 from celery_batch.batches import Batches
-from celery_batch.batching.batch import Reason
 from celery_batch.compat.celery import encode_results_with, result_reprs
 from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.errors import InvalidPayload
@@ -350,13 +349,11 @@ class _BatchTrace:
             expires = [delivery.request.get("expires") for delivery in deliveries]
             self._call = call = ModelCall(
                 self._task,
+                self._payload,
                 rows,
                 self._span,
                 partial(self._left_out, deliveries, Expiries(self._task.app, expires)),
                 self._decode_again,
-                self._payload.most,
-                self._payload.cost_limits,
-                is_suspect=self._payload.reason == Reason.ALONE,
             )
             self._span.describe(
                 self._payload.reason,
@@ -369,7 +366,7 @@ class _BatchTrace:
                 self._waited = self._run_model(call)
             outcomes = call.outcomes()
             if self._writer is not None:
-                self._writer.attach(call.facts(deliveries, self._payload))
+                self._writer.attach(call.facts(deliveries))
         except Exception as error:  # noqa: BLE001 (each item gets it, not the innermost alone)
             outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(rows)
         finally:

@@ -9,7 +9,7 @@ from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
 
-from celery_batch.batching.cost import CostLimits
+from celery_batch.batching.batch import Reason
 from celery_batch.config import steps_of
 from celery_batch.items.pending_answer import pending_answer
 from celery_batch.items.rows import (
@@ -55,16 +55,14 @@ class ModelCall:
     def __init__(
         self,
         task: BatchTask,
+        payload: BatchPayload,
         calls: Sequence[CallRows],
         span: BatchSpan,
         find_left_out: Callable[[], Collection[int]],
         decode_again: Callable[[], Sequence[CallRows]],
-        most: int | None = None,
-        cost_limits: CostLimits | None = None,
-        *,
-        is_suspect: bool = False,
     ) -> None:
         self.task = task
+        self._payload = payload
         #: Returns the indexes of the requests that are not to run after all.
         self._find_left_out = find_left_out
         #: Returns the rows of all requests as they came.
@@ -72,10 +70,8 @@ class ModelCall:
         self._calls = calls
         self._columns = columns_of(calls)
         self._span = span
-        self._most = most
-        self._cost_limits = cost_limits
         #: Whether requests may be left without an outcome, to run again alone; a suspect does so.
-        self._may_run_again = task.acks_late and not is_suspect
+        self._may_run_again = task.acks_late and payload.reason != Reason.ALONE
         #: The indexes of requests that had expired, or were revoked, when the model was called.
         self.left_out: Collection[int] = ()
         #: The run of the rows, once it is prepared or begins, and whether what it has computed is
@@ -197,10 +193,10 @@ class ModelCall:
         rest, count = iter(found), len(found) + len(self.left_out)
         return [Outcome(again=True) if n in self.left_out else next(rest) for n in range(count)]
 
-    def facts(self, deliveries: Sequence[Delivery], payload: BatchPayload) -> dict[str, Facts]:
+    def facts(self, deliveries: Sequence[Delivery]) -> dict[str, Facts]:
         """Return facts about those deliveries that have run, by request id; see `facts_of`."""
         ran = [each for n, each in enumerate(deliveries) if n not in self.left_out]
-        about = about_batch(payload.reason, self._padding, payload.plan)
+        about = about_batch(self._payload.reason, self._padding, self._payload.plan)
         return facts_of(self._timings, self._calls, ran, self._reused, about)
 
     @property
@@ -252,8 +248,8 @@ class ModelCall:
             self.task._batch_runner,
             self._columns,
             alone=len(self._calls) == 1,
-            most=self._most,
-            cost_limits=self._cost_limits,
+            most=self._payload.most,
+            cost_limits=self._payload.cost_limits,
             unchanged=self._unchanged_columns,
         )
 
