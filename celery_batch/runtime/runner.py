@@ -299,6 +299,7 @@ class BatchRun:
             self.timings.append(Timing(order[part.start : part.stop], began, seconds))
             # None if it runs again in halves; if the run has ended, the rest of the batch as well.
             self._put(order[part.start : part.start + len(found)], found)
+        self._unchanged = None  # which may refer to us: the batch's values would stay
         outputs, error = self.outputs, self._split_by
         if error is not None and not any(isinstance(each, Outcome) for each in outputs):
             self.counts.split += 1

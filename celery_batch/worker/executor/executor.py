@@ -166,8 +166,9 @@ class _BatchTrace:
 
     def run(self) -> BatchEnd:
         end = self._run()
-        if self._call is not None:
-            self._call.store_answers()  # also if results could not be stored, and run again
+        call, self._call = self._call, None  # which refers to us: the batch's values would stay
+        if call is not None:
+            call.store_answers()  # also if results could not be stored, and run again
         return end
 
     def _run(self) -> BatchEnd:

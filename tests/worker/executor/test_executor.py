@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 from billiard.einfo import ExceptionInfo
@@ -361,3 +363,32 @@ def test_facts_are_of_the_items_that_ran(app: Celery, monkeypatch: pytest.Monkey
     sizes = {task_id: json.loads(alike)["size"] for task_id, (alike, _) in explained.items()}
 
     assert {"id1": 2, "id2": 2, "id3": 1, "id4": 1} == sizes
+
+
+def test_a_batch_leaves_nothing_to_the_garbage_collector(app: Celery):
+    """Rows and outputs may be large: they are freed with the batch, on the device, too."""
+    seen: list[ref[Any]] = []
+
+    class Output(str):
+        """A text that can be referred to weakly."""
+
+        __slots__ = ("__weakref__",)
+
+    @app.task(base=BatchTask, ignore_result=True)
+    def shown(x):
+        outputs = [Output(value) for value in x]
+        seen.extend(map(ref, outputs))
+        return outputs
+
+    deliver(shown, 1, 2, 3)  # what is made once for a task stays
+    seen.clear()
+    gc.collect()
+    gc.disable()
+    try:
+        deliver(shown, 1, 2, 3)
+        alive = [each for each in seen if each() is not None]
+    finally:
+        gc.enable()
+
+    assert [] == alive
+    assert 3 == len(seen)
