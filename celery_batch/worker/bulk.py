@@ -139,13 +139,7 @@ class BulkPath:
             try:
                 run()
             except ResponseError as error:  # the key is no list
-                if lacks_command(error) and name == "LINDEX":
-                    logger.warning(
-                        "this Redis has no LINDEX (%s): worker_prefetch_multiplier does not limit"
-                        " ordinary tasks beside batch tasks",
-                        error,
-                    )
-                elif lacks_command(error):
+                if lacks_command(error):
                     logger.warning(
                         "this Redis has no %s (%s): messages are read one by one", name, error
                     )

@@ -292,24 +292,7 @@ def test_a_right_that_is_lost_while_a_worker_runs(shop: Shop):
     assert 1 == worker.log.count("Redis does not allow BLMOVE (")
 
 
-def test_a_redis_without_lindex_limits_no_ordinary_tasks(shop: Shop):
-    """Messages are read in bulk all the same, and one line of the log says what does not hold."""
-    client = shop.memory()
-    client.execute_command("ACL", "SETUSER", "default", "-lindex")
-    try:
-        worker = shop.worker("-c", "1")
-        value = shop.double.delay(2).get(timeout=60)
-    finally:
-        client.execute_command("ACL", "SETUSER", "default", "+@all")
-        client.close()
-
-    assert 4 == value
-    assert 1 == worker.log.count("this Redis has no LINDEX (")
-    assert "worker_prefetch_multiplier does not limit ordinary tasks" in worker.log
-    assert "read one by one" not in worker.log
-
-
-@pytest.mark.parametrize("command", ["blmove", "rpop"])
+@pytest.mark.parametrize("command", ["blmove", "rpop", "lindex"])
 def test_a_redis_without_a_command_is_read_as_by_stock_celery(shop: Shop, command: str):
     """Messages are then read singly, whatever their tasks; the lease on them stays."""
     client = shop.memory()

@@ -65,7 +65,7 @@ def test_what_comes_back_from_a_quorum_queue_runs_in_batches(rabbit_shop: Shop):
     after = rabbit_shop.recall("slow")[len(before) :]
 
     assert list(range(200)) == answers
-    assert len(after[0]["items"]) > 1
+    assert max(len(batch["items"]) for batch in after[:2]) > 1  # the first may come alone
 
 
 @pytest.mark.parametrize(
