@@ -101,43 +101,19 @@ class BaseHandle(ABC):
 
     @abstractmethod
     def preprocess(self, data: Any) -> Any:
-        """
-        Get one envelope ready.
-
-        Args:
-            data: The envelope.
-
-        Returns:
-            The envelope.
-        """
+        """Get one envelope ready; see `Handle.preprocess`."""
 
     @abstractmethod
     def forward(self, data: Any) -> Any:
-        """
-        Run the model on one envelope.
-
-        Args:
-            data: The envelope, as `preprocess` returned it.
-
-        Returns:
-            The envelope, with the output.
-        """
+        """Run the model on one envelope, and put its output in; see `Handle.forward`."""
 
     @abstractmethod
     def postprocess(self, data: Any) -> Any:
-        """
-        Make an answer of one envelope.
-
-        Args:
-            data: The envelope, as `forward` returned it.
-
-        Returns:
-            What the client gets as JSON.
-        """
+        """Make an answer of one envelope; see `Handle.postprocess`."""
 
     @abstractmethod
     def __call__(self, data: Any) -> Any:
-        """Do all three."""
+        """Do all three; see `Handle`."""
 
 
 class Registry:
