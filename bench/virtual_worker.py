@@ -135,7 +135,7 @@ class VirtualWorker:
         self.answered += [(request.arrived, now) for request in batch.requests]
         if self._target is not None and batch.plan is not None:
             model = self._target.model
-            model.observe(batch.rows, seconds)
+            model.observe(batch.rows, seconds, now)
             model.observe_overhead(self.gap + self.store, now)
             self._target.ended(batch.plan, now)
             limit = self.policy.target_latency or inf

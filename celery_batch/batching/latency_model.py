@@ -26,8 +26,9 @@ _MIN_BATCHES = 8
 #: How many batches are looked at for what is usual.
 _RECENT = 64
 
-#: Seconds for which an overhead counts: of a task with few batches, a stall would for minutes.
-_OVERHEAD_COUNTS = 10.0
+#: Seconds for which an overhead or an outlier counts: of a task with few batches, a stall would
+#: for minutes.
+_COUNTS = 10.0
 
 #: A slow batch is slower than this part of recent ones.
 _SLOW_QUANTILE = 0.95
@@ -64,7 +65,8 @@ class LatencyModel:
         #: How many times its expected duration a slow batch takes.
         self.slowness = _DEFAULT_SLOWNESS
         self._weight = self._work = self._seconds = self._squares = self._products = 0.0
-        self._ratios: deque[float] = deque(maxlen=_RECENT)
+        #: When each was seen, and how many times its expected duration a call took.
+        self._ratios: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         #: When each was seen, and when the first of those that count counts no more.
         self._overheads: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         self._forgets_at = inf
@@ -100,9 +102,9 @@ class LatencyModel:
             return 0.0
         return left / self.b if self.b else inf
 
-    def observe(self, work: float, seconds: float) -> None:
+    def observe(self, work: float, seconds: float, now: float = 0.0) -> None:
         """Learn from a call that went as calls go: its work, above 0, and how long it took."""
-        if self.is_known and not self._is_usual(seconds / self._plausible(work, seconds)):
+        if self.is_known and not self._is_usual(seconds / self._plausible(work, seconds), now):
             return
         self.batches += 1
         self._weight = _DECAY * self._weight + 1
@@ -119,13 +121,20 @@ class LatencyModel:
         self.forget(now)
 
     def forget(self, now: float) -> None:
-        """Judge the overhead by batches of late; if there were none, by what is usual."""
+        """Judge by batches of late; if there were none, by what is usual."""
         if now < self._forgets_at:
             return
-        recent = [each for each in self._overheads if now < each[0] + _OVERHEAD_COUNTS]
-        self._forgets_at = recent[0][0] + _OVERHEAD_COUNTS if recent else inf
+        recent = [each for each in self._overheads if now < each[0] + _COUNTS]
+        self._forgets_at = recent[0][0] + _COUNTS if recent else inf
         seconds = [each for _, each in recent or self._overheads]
         self.overhead = _quantile(seconds) if recent else median(seconds)
+        self._judge_slowness(now)
+
+    def _judge_slowness(self, now: float) -> None:
+        if len(self._ratios) < _MIN_BATCHES:
+            return
+        counted = [each for at, each in self._ratios if each < _OUTLIER or now < at + _COUNTS]
+        self.slowness = max(_quantile(counted), 1.0)
 
     def _plausible(self, work: float, seconds: float) -> float:
         """Return the expected duration that comes nearest to the one that was observed."""
@@ -143,11 +152,10 @@ class LatencyModel:
         variance = self._squares / self._weight - self.usual_work**2
         return sqrt(max(variance, 0.0)) + _PRIOR * self.usual_work
 
-    def _is_usual(self, ratio: float) -> bool:
+    def _is_usual(self, ratio: float, now: float) -> bool:
         """Return whether a duration is to be learnt from, given its ratio to the expected one."""
-        self._ratios.append(ratio)
-        if len(self._ratios) >= _MIN_BATCHES:
-            self.slowness = max(_quantile(self._ratios), 1.0)
+        self._ratios.append((now, ratio))
+        self._judge_slowness(now)
         if 1 / _OUTLIER < ratio < _OUTLIER:
             self._outliers.clear()
             return True

@@ -140,8 +140,8 @@ def test_an_outlier_of_a_new_size_is_left_out():
 def test_the_largest_batch_in_time_leaves_room_for_slow_ones():
     """Noise and the time to store results count."""
     model = known()
-    model.slowness = 1.25
     model.observe_overhead(0.010, 0.0)
+    model.slowness = 1.25
 
     assert pytest.approx((0.1 - 0.010) / 1.25, rel=0.01) == model.expected(model.largest(0.1))
     assert pytest.approx(0.1, rel=0.01) == model.slow(model.largest(0.1))
@@ -421,6 +421,21 @@ def test_a_stall_of_long_ago_refuses_nothing():
     queue.model.observe_overhead(0.003, 12.0)
 
     assert 0.003 == queue.model.overhead
+
+
+def test_slow_calls_of_long_ago_refuse_nothing():
+    """Far slower ones than expected count for ten seconds, although few calls have ended since."""
+    queue = queue_of(TARGETED)
+    for n in range(24):
+        queue.model.observe(8, 0.016 * (10 if n % 4 == 0 else 1.0), 1.0)
+    queue.model.observe_overhead(0.0, 1.0)
+    fill(queue, 10, 2.0)
+    taken(queue, 2.01)
+
+    assert queue.model.slowness == pytest.approx(10, rel=0.01)
+    assert queue.late_by(Request("new", 10.9), 10.9) > 0
+    assert 0 == queue.late_by(Request("new", 11.0), 11.0)
+    assert queue.model.slowness == pytest.approx(1, rel=0.01)
 
 
 def test_more_is_refused_where_predictions_err():

@@ -63,7 +63,7 @@ class CallTimes:
             return False
         total = work.padded_cost if in_cost else work.rows + work.padding_rows
         if total > 0:
-            self.model.observe(total / work.calls, work.seconds / work.calls)
+            self.model.observe(total / work.calls, work.seconds / work.calls, time.monotonic())
         return True
 
 
