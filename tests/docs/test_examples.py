@@ -41,6 +41,8 @@ TESTING = ROOT / "docs" / "how-to" / "tasks" / "testing.md"
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
+#: A link to an example of another page, which a page's own examples import.
+_TAKEN = re.compile(r"\[`(\w+\.py)`\]\(([\w-]+\.md)#")
 _FOLDERS = r"celery_batch|workers|webapp|deploy|bench|examples|tests|docs"
 
 #: What takes long to import in several examples, and its parts that they use.
@@ -142,8 +144,13 @@ def examples() -> Iterator[Example]:
 
 
 def write_files(document: Path, folder: Path) -> dict[str, str]:
-    """Write the Python examples of a document as files, and return them by name."""
-    files = {each.file: each.code for each in examples() if each.document == document}
+    """Write a document's Python examples, and those that it takes from others, as files."""
+    wanted = {(document.parent / page, name) for name, page in _TAKEN.findall(document.read_text())}
+    files = {
+        each.file: each.code
+        for each in examples()
+        if each.document == document or (each.document, each.file) in wanted
+    }
     for name, code in files.items():
         (folder / name).write_text(code)
     return files
