@@ -30,6 +30,13 @@ class Request(NamedTuple, Generic[T]):  # a frozen dataclass costs three times a
     #: Of its longest row if rows are padded, else of all its rows.
     cost: float = 0.0
     key: Hashable = None  # where batches are formed by key, only equal keys share one
+    #: Whether its worker may have died of it, or of one of those that were delivered again with it.
+    redelivered: bool = False
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it shares a batch with no request that is not suspected."""
+        return self.alone or self.redelivered
 
 
 class Reason(StrEnum):
@@ -105,8 +112,8 @@ class Batch(Generic[T]):
 
     @property
     def is_suspect(self) -> bool:
-        """Whether its only request may be the one that kills processes."""
-        return self.requests[0].alone
+        """Whether a request in it may be one that kills processes."""
+        return self.requests[0].is_suspect
 
     @property
     def key(self) -> Hashable:

@@ -10,7 +10,8 @@ Rule 4: the most urgent requests go first, and overtaken requests have a guarant
 Rule 5: a batch is counted in rows (``priority_queue.py``), or in rows and cost
         (``cost_queue.py``); the queue decides which requests fit together.
 Rule 6: a request that may kill its process runs first and alone, so that others do not wait
-        until that is known.
+        until that is known. Of many that were delivered again, most have only waited in a worker
+        that ended: the first runs alone, and each batch that ends doubles the next.
 Rule 7: a slot waits for further requests only where these are likely. After a batch of one it
         does not linger, unless the policy says for how long: if more requests follow, they
         form the next batch while the first one runs. Where they could not be seen meanwhile, it
@@ -22,10 +23,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Generic, TypeVar
 
 from celery_batch.batching.batch import Batch, Reason, Request
-from celery_batch.batching.cost import CallCost, Load
+from celery_batch.batching.cost import CallCost, CostLimits, Load
 from celery_batch.batching.cost_queue import CostQueue
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.priority_queue import PriorityQueue
@@ -33,6 +35,9 @@ from celery_batch.batching.priority_queue import PriorityQueue
 __all__ = ["Batcher", "Wait"]
 
 T = TypeVar("T")
+
+#: Seconds without suspects after which it is another worker's end that they come from.
+_SAME_END = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,10 @@ class Batcher(Generic[T]):
         self._call_cost = call_cost or CallCost()
         self._waiting: PriorityQueue[T] | CostQueue[T] = self._queue_for(policy)
         self._suspects: deque[Request[T]] = deque()
+        #: How many redelivered requests may run together, and when the last batch of suspects
+        #: left or ended.
+        self._most_redelivered = 1
+        self._suspects_at = 0.0
         #: When the current linger began.
         self._linger_from = 0.0
         #: When the last large batch ended: its callers may call again, so the waiting requests
@@ -140,7 +149,7 @@ class Batcher(Generic[T]):
 
     def add(self, request: Request[T]) -> None:
         """Add a request, whose ``arrived`` is on the clock of `next`."""
-        if request.alone:
+        if request.is_suspect:
             self._suspects.append(request)
             return
         self._waiting.append(request)
@@ -164,6 +173,11 @@ class Batcher(Generic[T]):
         if are_few and (waiting.oldest or 0.0) >= self._wait_from:
             self._wait_from = now
 
+    def redelivered_ended(self, now: float, requests: int) -> None:
+        """Note that so many redelivered requests have ended together, and no process with them."""
+        self._most_redelivered = max(self._most_redelivered, 2 * requests)
+        self._suspects_at = now
+
     def expect_more(self, key: Hashable = None) -> None:  # noqa: ARG002 (KeyedBatcher's)
         """Linger after a batch of one, too: others may have come that could not be seen."""
         self.had_several = True
@@ -174,8 +188,7 @@ class Batcher(Generic[T]):
         """Return a batch to run, or how long to wait; `full_only` for a slot that is not free."""
         # `earns_share` is False while an overtaken batch is ready that earns it for the requests.
         if self._suspects:
-            suspect = self._suspects.popleft()
-            return Batch((suspect,), Reason.ALONE, suspect.urgency)
+            return self._take_suspects(now)
         # Behind a running batch it costs nothing to wait for those that pad less.
         if self.has_whole_batch if full_only else self.is_full:
             return self._take(Reason.FULL, earns_share=earns_share)
@@ -185,6 +198,25 @@ class Batcher(Generic[T]):
         if reason is None:
             return Wait(self.due_at - now)
         return self._take(reason, earns_share=earns_share)
+
+    def _take_suspects(self, now: float) -> Batch[T]:
+        """Remove and return the first suspect, with others if all of them were redelivered."""
+        if now - self._suspects_at > _SAME_END:
+            self._most_redelivered = 1
+        self._suspects_at = now
+        suspects, first = self._suspects, self._suspects.popleft()
+        taken = [first]
+        limits = self._policy.cost_limits or CostLimits(
+            self._policy.max_batch_size, inf, is_padded=False
+        )
+        load = Load(limits)
+        load.offer(first)
+        while suspects and not first.alone and len(taken) < self._most_redelivered:
+            if suspects[0].alone or suspects[0].key != first.key or not load.offer(suspects[0]):
+                break
+            taken.append(suspects.popleft())
+        reason = Reason.FULL if len(taken) > 1 else Reason.ALONE
+        return Batch(tuple(taken), reason, min(each.urgency for each in taken))
 
     def take(self, now: float, unless_due: Reason, *, earns_share: bool = True) -> Batch[T]:
         """Remove and return the next batch, for the reason `unless_due` if it could wait longer."""

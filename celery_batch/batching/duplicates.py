@@ -6,7 +6,7 @@ Rule 1: of equal requests the first waits in the queue. The others, its follower
 Rule 2: a request that is more urgent than the first takes its place, as if it had arrived then.
 Rule 3: if the first is removed, the next of them takes its place, at the end of the queue. So do
         those that a batch has no more room for, since it has a limit of requests as well.
-Rule 4: a request that runs alone equals no other.
+Rule 4: a suspect equals no other.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Duplicates(Generic[T]):
 
     def add(self, request: Request[T]) -> None:
         """Add a request, as `Batcher.add` does."""
-        key = None if request.alone else self._key(request.item)
+        key = None if request.is_suspect else self._key(request.item)
         first = None if key is None else self._first.get(key)
         if first is None:
             if key is not None:

@@ -240,7 +240,7 @@ class KeyedBatcher(Generic[T]):
 
     def add(self, request: Request[T]) -> None:
         """Add a request, whose ``arrived`` is on the clock of `next`."""
-        if request.alone:
+        if request.is_suspect:
             self._suspects.add(request)
             return
         rows, policy = request.rows, self._policy
@@ -365,6 +365,10 @@ class KeyedBatcher(Generic[T]):
             found.batcher.batch_ended(now, rows, urgency)
             self._take_out(found)
             self._place(found)
+
+    def redelivered_ended(self, now: float, requests: int) -> None:
+        """Note that so many redelivered requests have ended together, as `Batcher`."""
+        self._suspects.redelivered_ended(now, requests)
 
     def expect_more(self, key: Hashable = None) -> None:
         """Linger after a batch of one of this key, too, as `Batcher`."""

@@ -312,6 +312,72 @@ def test_suspect_goes_first_and_alone():
     assert (["a", "b"], Reason.FULL) == _named(batcher.next(now=1.0))
 
 
+def add_redelivered(batcher: Batcher[str], items: str, *, at: float = 0.0, key: str = "") -> None:
+    """Add one request that was delivered again per letter."""
+    for item in items:
+        batcher.add(Request(item, arrived=at, key=key, redelivered=True))
+
+
+def suspects_left(batcher: Batcher[str], now: float = 0.0) -> str:
+    """Return the items of the next batch, which ends with answers, as one word."""
+    items, _ = what_left(batcher.next(now, full_only=True))
+    batcher.redelivered_ended(now, len(items))
+    return items
+
+
+def test_those_delivered_again_run_together_once_some_did_well():
+    """The first runs alone, each batch doubles the next, and all go before the others."""
+    batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=4, max_wait=1.0))
+    add(batcher, "xy", at=0.0)
+    add_redelivered(batcher, "abcdefghijkl")
+
+    assert ["a", "bc", "defg", "hijk", "l"] == [suspects_left(batcher) for _ in range(5)]
+    assert ("xy", Reason.TIMEOUT) == what_left(batcher.next(now=1.0))
+
+
+def test_those_delivered_again_run_alone_until_the_first_has_ended():
+    """While nothing is known of them, each runs alone; so they do after a minute without any."""
+    batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=4))
+    add_redelivered(batcher, "abcdef")
+    first = [what_left(batcher.next(0.0))[0] for _ in range(2)]
+    batcher.redelivered_ended(0.0, 1)
+    then = what_left(batcher.next(0.0))[0]
+
+    assert ["a", "b", "cd"] == [*first, then]
+    assert "e" == what_left(batcher.next(61.0))[0]
+
+
+def test_what_runs_alone_shares_no_batch_with_those_delivered_again():
+    """Nor do those whose keys differ, or whose cost does not fit."""
+    policy = BatchPolicy(max_batch_size=8, max_batch_cost=3.0)
+    batcher: Batcher[str] = Batcher(policy)
+    batcher.redelivered_ended(0.0, 8)
+    add_redelivered(batcher, "ab", key="one")
+    add_redelivered(batcher, "c", key="two")
+    batcher.add(Request("d", 0.0, alone=True))
+    for name in "ef":
+        batcher.add(Request(name, 0.0, redelivered=True, cost=2.0))
+
+    assert ["ab", "c", "d", "e", "f"] == [suspects_left(batcher) for _ in range(5)]
+
+
+@pytest.mark.parametrize("place", range(40))
+def test_one_that_ends_its_worker_is_soon_alone(place: int):
+    """All before it are answered meanwhile, and its worker ends a few times only."""
+    waiting = [chr(ord("A") + number) for number in range(40)]
+    culprit, ends, batch = waiting[place], 0, ""
+    while batch != culprit:
+        batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=16))
+        add_redelivered(batcher, "".join(waiting))
+        while culprit not in (batch := what_left(batcher.next(0.0))[0]):
+            batcher.redelivered_ended(0.0, len(batch))
+            waiting = [each for each in waiting if each not in batch]
+        ends += 1
+
+    assert culprit == waiting[0]
+    assert ends <= 6
+
+
 def test_new_request_waits_behind_suspects():
     """Requests that run alone go before all others, and their rows count."""
     batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=3, max_wait=1.0))

@@ -33,7 +33,7 @@ class Call:
         self.deliveries, self.rows, self.work, self.cost = 0, 1, 1.0, None
         self.batch_key: Any = None
         self.row_digest: bytes | None = None
-        self.is_suspect = self.waits_anew = False
+        self.is_suspect = self.is_redelivery_suspect = self.waits_anew = False
         self.payload_key: str | None = None
         self.has_result = True
         self.correlation_id = self.reply_to = self.eventer = None

@@ -55,8 +55,11 @@ class BatchRequest(Request):  # type: ignore[misc]
     #: How often a process died while it ran this request, here or elsewhere.
     losses = 0
 
-    #: Whether it may be the reason why the batch or the worker that had it before has ended.
+    #: Whether it may be the reason why the batch that had it before has ended.
     is_suspect = False
+
+    #: Whether it, or another that came back with it, may be why their worker has ended.
+    is_redelivery_suspect = False
 
     #: How many rows it has: many if it is a chunk.
     rows = 1

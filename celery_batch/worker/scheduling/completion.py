@@ -117,7 +117,7 @@ class Completion:
 
     def _run_to_notify(self, request: Any) -> None:
         """Run a request again whose end could not be stored: its caller must get an answer."""
-        request.is_suspect = False
+        request.is_suspect = request.is_redelivery_suspect = False
         request.deadline = None  # only its end is missing, and storing that takes time
         task_reserved(request)
         if not self._enqueue(request):

@@ -89,7 +89,7 @@ class Scheduler:
                 self.running_messages.started([request])
             return
         if known is None and is_suspect(request, self._consumer):
-            request.is_suspect = True
+            request.is_redelivery_suspect = True
         if task_queue.is_paused:
             task_queue.set_aside(request)
             return

@@ -39,7 +39,8 @@ def is_exempt(task_request: Any) -> bool:
     """Return whether a request must run, however late it is."""
     fields = task_request.request_dict
     was_accepted = fields.get(SENT) == 0 or fields.get("retries") or fields.get("parent_id")
-    return bool(was_accepted or task_request.runs_alone or task_request.acknowledged)
+    is_suspect = task_request.runs_alone or task_request.is_redelivery_suspect
+    return bool(was_accepted or is_suspect or task_request.acknowledged)
 
 
 class CallTimes:

@@ -189,6 +189,7 @@ class TaskQueue:
             task_request.rows,
             task_request.cost or 0.0,
             task_request.batch_key,
+            task_request.is_redelivery_suspect,
         )
 
     def _waits_since(self, task_request: Any) -> float:
@@ -258,6 +259,8 @@ class TaskQueue:
     def batch_ended(self, job: BatchJob, *, may_be_unread: bool) -> None:
         """Restart the linger time after a batch of several, or if requests may have come unread."""
         with self._lock:
+            if job.is_suspect and job.answer is not None and job.requests[0].is_redelivery_suspect:
+                self._batcher.redelivered_ended(time.monotonic(), len(job))
             if len(job) > 1:
                 self._batcher.batch_ended(time.monotonic(), job.rows, job.urgency, job.key)
             elif may_be_unread:

@@ -69,6 +69,32 @@ def test_what_comes_back_from_a_quorum_queue_runs_in_batches(rabbit_shop: Shop):
 
 
 @pytest.mark.parametrize(
+    ("kind", "pool", "restarts"), [("quorum", (), 2), ("classic", ("-P", "threads"), 1)]
+)
+def test_what_waited_in_workers_that_ended_soon_shares_batches(
+    rabbit_shop: Shop, kind: str, pool: tuple[str, ...], restarts: int
+):
+    """Restarts make waiting items suspects: the first ones run alone, and soon batches are full."""
+    queue = Queue(f"restarted-{kind}", queue_arguments={"x-queue-type": kind})
+    conf = {"task_create_missing_queue_type": kind}
+    options = (*pool, "-c", "1", "-Q", queue.name)
+    worker, before = rabbit_shop.worker(*options, conf=conf), 0
+    results = rabbit_shop.slow.apply_many([((n,), None) for n in range(300)], queue=queue)
+    results[10].get(timeout=60)
+    for _ in range(restarts):
+        worker.stop(grace=60)
+        before = len(rabbit_shop.recall("slow"))
+        worker = rabbit_shop.worker(*options, conf=conf)
+    answers = [result.get(timeout=120) for result in results]
+    sizes = [len(fact["items"]) for fact in rabbit_shop.recall("slow")[before:]]
+
+    assert list(range(300)) == answers
+    assert 1 == sizes[0]
+    assert sizes[1:].count(1) <= 2, sizes  # the second left while the first ran; perhaps the last
+    assert {8} == set(sizes[7:-2]), sizes
+
+
+@pytest.mark.parametrize(
     ("options", "signals"),
     [
         pytest.param(("-c", "1"), (signal.SIGQUIT,), id="one-quit"),

@@ -356,6 +356,17 @@ def test_worker_with_pool_processes_suspects_later(
     assert batches == pool.batches
 
 
+def test_those_delivered_again_share_batches_once_some_did_well(worker: Worker, pool: Pool):
+    """Most have only waited in the worker that ended."""
+    worker.connection.transport.driver_type = "amqp"
+    redeliver(worker, *"abcdefghij")
+    pool.finish_all()
+
+    assert [["a"], ["b"], ["c", "d"]] == pool.batches[:3]
+    assert {2} == set(map(len, pool.batches[2:]))
+    assert set("abcdefghij") == set(worker.ids("settled"))
+
+
 def test_what_this_worker_gave_back_unrun_is_no_suspect(worker: Worker, pool: Pool):
     """Requests that only waited when the connection was lost run in a batch again."""
     worker.connection.transport.driver_type = "amqp"
