@@ -84,9 +84,7 @@ class BatchPayload(list[Delivery]):
 
     def __init__(self, deliveries: Iterable[Delivery] = (), **about: Any) -> None:
         super().__init__(deliveries)
-        for name, value in about.items():
-            getattr(BatchPayload, name)  # raises for one that is misspelt
-            setattr(self, name, value)
+        vars(self).update(about)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle them as columns, which pool processes turn back into a list."""

@@ -197,11 +197,8 @@ class ModelCall:
         """Return facts about those deliveries that have run, by request id; see `facts_of`."""
         ran = [each for n, each in enumerate(deliveries) if n not in self.left_out]
         about = about_batch(self._payload.reason, self._padding, self._payload.plan)
-        return facts_of(self._timings, self._calls, ran, self._reused, about)
-
-    @property
-    def _timings(self) -> Sequence[Timing]:
-        return () if self._run is None else self._run.timings
+        timings = () if self._run is None else self._run.timings
+        return facts_of(timings, self._calls, ran, self._reused, about)
 
     @property
     def _outputs(self) -> list[Any]:
