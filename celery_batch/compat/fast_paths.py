@@ -247,6 +247,10 @@ class FastPaths:
         """Return whether a fast path is on."""
         return self.state(name).is_on
 
+    def turn_off(self, name: str, reason: str) -> None:
+        """Turn a path off in this process, for what an object lacks that is there only now."""
+        self._faults[name], self._states = reason, {}
+
     def _reason(self, name: str) -> str:
         """Return why a path is off; an empty text if it is on."""
         path, conf = _PATHS[name], self._app.conf

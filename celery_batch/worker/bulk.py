@@ -95,8 +95,10 @@ class BulkPath:
     def _open_redis(self, channel: Any) -> None:
         vars(channel.qos).pop("restore_visible", None)
         if missing := missing_for_acks(channel):
-            self._why_off = dict.fromkeys(self._names, missing)
+            self._paths.turn_off("acknowledge", missing)
             return
+        if missing := missing_for_fetch(channel):
+            self._paths.turn_off("fetch", missing)
         try:
             lease = self._take_lease(channel)
         except NoPermissionError as error:
@@ -114,7 +116,7 @@ class BulkPath:
         if self._last_owner is not None:
             lease.restorer.restore_own(self._last_owner)
         self._last_owner = lease.keys.owner
-        self.reads = self._paths.is_on("fetch") and self._can_fetch(channel, lease)
+        self.reads = self._paths.is_on("fetch") and self._can_fetch(lease)
         acks.fetches_per_task = self.reads
         if self.reads:
             self._fetch = BulkFetch(
@@ -124,11 +126,8 @@ class BulkPath:
         else:
             record_single_messages(channel, lease)
 
-    def _can_fetch(self, channel: Any, lease: Lease) -> bool:
+    def _can_fetch(self, lease: Lease) -> bool:
         """Return whether Redis runs what fetching needs: else a script may fail with messages."""
-        if missing := missing_for_fetch(channel):
-            self._why_off["fetch"] = missing
-            return False
         client, key = lease.client, lease.keys.alive
         commands: dict[str, Callable[[], Any]] = {
             "BLMOVE": partial(client.blmove, key, key, 1),

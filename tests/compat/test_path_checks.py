@@ -116,6 +116,13 @@ def test_a_setting_turns_paths_off(app: Celery, names: Any) -> None:
     assert {"overlap": by_hand, "store": by_hand, "trace": "store is off"} == off(app)
 
 
+def test_what_only_an_object_shows_turns_a_path_off(app: Celery) -> None:
+    """A path that has begun to look at its objects goes off for the rest of the process."""
+    FastPaths.of(app).turn_off("fetch", "kombu's Channel has no _queue_cycle")
+
+    assert {"fetch": "kombu's Channel has no _queue_cycle"} == off(app)
+
+
 def test_states_in_words() -> None:
     """What is off for the same reason stands together."""
     states = [PathState("a"), PathState("b", "why"), PathState("c", "why"), PathState("d")]
