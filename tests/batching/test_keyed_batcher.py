@@ -298,6 +298,18 @@ def test_those_that_run_alone_go_first():
     assert ("A", "aaaa") == (taken(queue, 1.0), taken(queue, 1.0))
 
 
+def test_those_delivered_again_share_batches_with_their_own_key():
+    """The first runs alone; once it has ended, several of one key do, before all others."""
+    queue = batcher()
+    add(queue, "aaaa")
+    add(queue, "aaabbb", redelivered=True)
+    found = [taken(queue, 0.0)]
+    queue.redelivered_ended(0.0, 1)
+    found += [taken(queue, 0.0) for _ in range(4)]
+
+    assert ["a", "aa", "bb", "b", "aaaa"] == found
+
+
 def test_those_that_run_alone_expire():
     """After their deadline."""
     queue = batcher()
