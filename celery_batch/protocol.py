@@ -23,6 +23,7 @@ __all__ = [
     "LARGEST_PAYLOAD",
     "LARGEST_VALUE",
     "LOSSES",
+    "NEEDS_ANSWER",
     "NO_WAIT",
     "PAYLOADS",
     "QUIETLY",
@@ -49,6 +50,10 @@ ROWS = "batch_rows"
 #: The message header with the time of the call, in milliseconds since 1970; only calls of tasks
 #: with a latency target have it.  0 is that of calls which need not keep the target.
 SENT = "batch_sent"
+
+#: The message header of a call each of whose rows needs an answer: `Ignore` and `Reject` are errors
+#: of their rows, as of rows among others.
+NEEDS_ANSWER = "batch_needs_answer"
 
 #: The message header that counts how often a process died while it ran the request.
 LOSSES = "batch_losses"

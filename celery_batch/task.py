@@ -41,7 +41,14 @@ from celery_batch.items.functions import (
     item_key_of,
 )
 from celery_batch.items.pending_answer import RetryItem, RunAgain, pending_answer, retry_options
-from celery_batch.items.rows import CallRows, ChunkCalls, row_count_header, run_calls
+from celery_batch.items.rows import (
+    CallRows,
+    ChunkCalls,
+    failed_row,
+    needs_answer,
+    row_count_header,
+    run_calls,
+)
 from celery_batch.items.shapes import check_shapes, fixed_sizes_of
 from celery_batch.protocol import PAYLOADS
 from celery_batch.runtime.item_cost import ItemCost
@@ -256,7 +263,10 @@ class BatchTask(ChunkCalls, ClientMethods):
             raise RunAgain
         if isinstance(outcome.error, Retry):
             raise super().retry(throw=False, **retry_options(outcome.error))
-        if outcome.whole is not None:  # for `retry`, which autoretry calls with one row's error
+        if isinstance(outcome.error, TaskPredicate):
+            if needs_answer(self.request):
+                raise outcome.whole or failed_row(outcome.error)
+        elif outcome.whole is not None:  # for `retry`, which autoretry calls with one row's error
             self.request.batch_error = outcome.whole
         return outcome.unwrap()
 

@@ -141,6 +141,7 @@ class Backfill:
         if time.monotonic() - self._searched < self._patience:
             return
         if lost := self._sender.take_lost():
-            self._window.resend(lost)
-            self._patience *= 2  # a worker may be too busy to be asked, and slower than this
+            have_failed = self._window.resend_lost(lost)
+            # A worker may be too busy to be asked, and slower than this.
+            self._patience = self._limits.patience if have_failed else 2 * self._patience
         self._searched = time.monotonic()

@@ -19,7 +19,7 @@ from celery_batch.compat.deadline import waiting_until
 from celery_batch.compat.tasks import queue_of_calls
 from celery_batch.config import max_queue_of
 from celery_batch.errors import BackfillError, BatchError, ChunkFailed, QueueFull
-from celery_batch.protocol import QUIETLY, SENT
+from celery_batch.protocol import NEEDS_ANSWER, QUIETLY, SENT
 
 __all__ = ["Sender", "unserved"]
 
@@ -71,9 +71,10 @@ class Sender:
         if isinstance(task.backend, DisabledBackend):
             raise BackfillError(f"{task.name}: its app has no result backend for the answers")
         self._task = task
-        self._options = {**options, "ignore_result": False}
+        headers = {**(options.get("headers") or {}), NEEDS_ANSWER: True}
         if task.target_latency is not None:  # rows may wait, and must run however late they are
-            self._options["headers"] = {**(options.get("headers") or {}), SENT: 0}
+            headers[SENT] = 0
+        self._options = {**options, "ignore_result": False, "headers": headers}
         self._ended: SimpleQueue[Any] = SimpleQueue()
         #: Each chunk that was sent with its result, its number and its future, by task id.
         self._pending: dict[Any, tuple[Chunk, Any, int, Any]] = {}
@@ -293,7 +294,10 @@ def _answers(chunk: Chunk, result: Any) -> list[Answer] | None:
     has_succeeded = result.state == states.SUCCESS
     if chunk.is_single:
         (row,) = chunk.rows
-        return [Answer(row, value) if has_succeeded else Answer(row, error=_text(value))]
+        if has_succeeded:
+            return [Answer(row, value)]
+        failures = value.failures if isinstance(value, ChunkFailed) else {}
+        return [Answer(row, error=failures.get(0, _text(value)))]
     if has_succeeded:
         return [Answer(row, output) for row, output in zip(chunk.rows, value, strict=True)]
     if not isinstance(value, ChunkFailed) or len(value.outputs) != len(chunk):

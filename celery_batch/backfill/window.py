@@ -12,15 +12,17 @@ Rule 6: a row with a flaw is not sent; the flaw is its answer.
 Rule 7: where batches are formed by key, a chunk has rows of one key: some chunks' worth of rows
         are read at one go, and cut by their keys.
 Rule 8: a chunk that fails as a whole is sent again row by row; a row that fails has failed.
+Rule 9: a chunk that is lost is sent again, `MOST_RESENDS` times.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from celery_batch.errors import DeadlineExceeded
 from celery_batch.serialization.arrays import is_array, size_of
 
 __all__ = [
@@ -134,6 +136,15 @@ _CHUNKS_TO_CUT = 8
 #: Seconds without any answer after which lost chunks are sent again.
 TIMEOUT = 60.0
 
+#: How often a chunk is sent again that is neither in the broker nor in a worker, without an answer.
+MOST_RESENDS = 5
+
+#: The error of a row that was sent again so often.
+_NO_ANSWER = (
+    f"{DeadlineExceeded.__name__}: was sent {MOST_RESENDS + 1} times; each time no worker had it"
+    " any more, and no result was stored"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -159,6 +170,8 @@ class Chunk:
     """Rows that are sent in one message; a single row is sent as an ordinary call."""
 
     rows: tuple[Row, ...]
+    #: How often it was lost and sent again.
+    resends: int = 0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -301,5 +314,13 @@ class Window:
         self._resend.extend(Chunk((row,)) for row in chunk.rows)
 
     def resend(self, chunks: Iterable[Chunk]) -> None:
-        """Send chunks again that were not sent, or were lost."""
+        """Send chunks again that were not sent."""
         self._resend.extend(chunks)
+
+    def resend_lost(self, chunks: Sequence[Chunk]) -> bool:
+        """Send lost chunks again, each a few times; return whether rows have failed instead."""
+        failed = [chunk for chunk in chunks if chunk.resends >= MOST_RESENDS]
+        again = [chunk for chunk in chunks if chunk.resends < MOST_RESENDS]
+        self._resend.extend(Chunk(chunk.rows, chunk.resends + 1) for chunk in again)
+        self.add(Answer(row, error=_NO_ANSWER) for chunk in failed for row in chunk.rows)
+        return bool(failed)

@@ -20,11 +20,11 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from billiard.exceptions import SoftTimeLimitExceeded
-from celery.exceptions import Retry, TaskPredicate
+from celery.exceptions import Reject, Retry, TaskPredicate
 
 from celery_batch.errors import ChunkFailed, InvalidChunk
 from celery_batch.formatting import with_article
-from celery_batch.protocol import ROWS
+from celery_batch.protocol import NEEDS_ANSWER, ROWS
 from celery_batch.runtime.runner import BatchRun, Outcome, as_outcome
 from celery_batch.runtime.signature import call_error, with_one_value
 from celery_batch.serialization.arrays import is_array
@@ -37,6 +37,8 @@ __all__ = [
     "chunk_of",
     "columns_of",
     "count_rows",
+    "failed_row",
+    "needs_answer",
     "outcomes_of",
     "require_key",
     "row_count_header",
@@ -148,8 +150,17 @@ class ChunkCalls:
 
 def row_count_header(request: Any) -> Any:
     """Return the row count in the message of a task's current request; None if it is no chunk."""
-    count = request.get(ROWS)  # in a worker
-    return (request.headers or {}).get(ROWS) if count is None else count  # or run eagerly
+    return _header(request, ROWS)
+
+
+def needs_answer(request: Any) -> bool:
+    """Return whether each row of a task's current request needs an answer."""
+    return bool(_header(request, NEEDS_ANSWER))
+
+
+def _header(request: Any, name: str) -> Any:
+    value = request.get(name)  # in a worker
+    return (request.headers or {}).get(name) if value is None else value  # or run eagerly
 
 
 def chunk_of(
@@ -263,11 +274,16 @@ def _chunk_outcome(task: Any, outputs: list[Any]) -> Outcome:
         if outcome.again or isinstance(outcome.error, (Retry, SoftTimeLimitExceeded)):
             return outcome
     first = next(iter(missing.values()))
-    if len(missing) == len(outputs) and isinstance(first.error, TaskPredicate):
-        return first
     whole = _chunk_failed(outputs, missing)
+    if len(missing) == len(outputs) and isinstance(first.error, TaskPredicate):
+        return first._replace(whole=whole)
     whole.__cause__ = first.error
     return _for_autoretry(task, missing, whole) or Outcome(error=whole)
+
+
+def failed_row(error: Exception) -> ChunkFailed:
+    """Return the error of a chunk whose only row has failed with another error."""
+    return _chunk_failed([None], {0: Outcome(error=error)})
 
 
 def _for_autoretry(task: Any, missing: dict[int, Outcome], whole: ChunkFailed) -> Outcome | None:
@@ -294,7 +310,7 @@ def _chunk_failed(outputs: list[Any], missing: dict[int, Outcome]) -> ChunkFaile
 
 def _describe(error: Any) -> str:
     try:
-        text = str(error)
+        text = str(error.reason if isinstance(error, Reject) else error)
     except Exception:  # noqa: BLE001 (whatever a model's own error class does)
         text = "(its message cannot be shown)"
     return f"{type(error).__name__}: {text}"[:_LONGEST_ERROR]

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from celery import Celery
+from celery.exceptions import Ignore, Reject
 
 from celery_batch import BatchTask
 
@@ -117,4 +118,26 @@ def silent(number):
 @app.task
 def plain(number):
     """Be no batch task."""
+    return number
+
+
+@app.task(base=BatchTask, max_batch_size=16, max_wait=0)
+def refusing(number):
+    """Ignore odd numbers, reject those of four, and double the others."""
+    return [Ignore(f"is {n}") if n % 2 else Reject(f"is {n}") if n == 4 else 2 * n for n in number]
+
+
+class Unanswered(BatchTask):
+    """Ends without a result before the model is called."""
+
+    abstract = True
+
+    def before_start(self, *_):
+        """Let Celery store nothing."""
+        raise Ignore
+
+
+@app.task(base=Unanswered, max_batch_size=16, max_wait=0)
+def unanswered(number):
+    """Never be called."""
     return number
