@@ -114,7 +114,7 @@ class Deployment:
             timeout = Settings.of(app).load_timeout
         wait_until(
             self._why_not_ready,
-            [each.process for each in self.processes],
+            [],  # it raises itself if one has ended
             what=f"serving {self.config.handle}",
             timeout=timeout,
         )

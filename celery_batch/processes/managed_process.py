@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from typing import IO, Self, cast
 from celery_batch.errors import BatchError
 from celery_batch.processes import reaper
 
-__all__ = ["ManagedProcess", "ServerFailed", "end_of", "wait_until"]
+__all__ = ["ManagedProcess", "ServerFailed", "end_of", "signal_of", "wait_until"]
 
 #: Seconds between two calls of ``ready``: the first pause, and the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
@@ -25,6 +26,19 @@ class ServerFailed(BatchError):
     """A server did not start, or ended while it was needed."""
 
     status_code = 503
+
+
+#: What a shell adds to a signal's number, as reapers do.
+_SIGNALLED = 128
+
+
+def signal_of(code: int) -> str:
+    """Return which signal has ended a process, as ``"killed by SIGKILL"``; empty if none has."""
+    number = -code if code < 0 else code - _SIGNALLED  # of the reaper, or of its server
+    try:
+        return f"killed by {signal.Signals(number).name}"
+    except ValueError:
+        return ""
 
 
 def end_of(log: Path, size: int, begin: int = 0) -> str:
@@ -95,8 +109,10 @@ class ManagedProcess:
             raise ServerFailed(self.how_it_ended())
 
     def how_it_ended(self) -> str:
-        """Return its exit code and the last lines of its log, as a message."""
-        return f"{self.name} ended with exit code {self.exit_code}\n{self.tail()}"
+        """Return its signal or exit code and the last lines of its log, as a message."""
+        end = signal_of(self.exit_code or 0)
+        how = f"was {end}" if end else f"ended with exit code {self.exit_code}"
+        return f"{self.name} {how}\n{self.tail()}"
 
     def tail(self, lines: int = 20) -> str:
         """Return the last lines of the log, under a line that names it."""

@@ -8,7 +8,6 @@ import math
 import os
 import re
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from celery_batch.formatting import aligned
-from celery_batch.processes.managed_process import ManagedProcess, end_of
+from celery_batch.processes.managed_process import ManagedProcess, end_of, signal_of
 from celery_batch.processes.supervisor import STEADY, Supervised
 from celery_batch.runtime.devices import usable_cores
 from celery_batch.serve.config import ServeConfig
@@ -58,11 +57,11 @@ _ERROR = re.compile(
     r"(.*\b(CRITICAL|ERROR)\b.*|Error: .+|(\w+\.)*\w+(Error|Exception|Failed|Exceeded)\b.*)"
 )
 
-#: What precedes an error's message and does not help a reader.
-_PREFIX = re.compile(r"^(\[.*?\] |celery_batch\.errors\.\w+: )")
+#: The first line of a traceback.
+_TRACEBACK = "Traceback (most recent call last)"
 
-#: What a shell adds to a signal's number, as reapers do.
-_SIGNALLED = 128
+#: What precedes an error's message and does not help a reader.
+_PREFIX = re.compile(r"^(\[.*?\] |celery_batch\.errors\.\w+: |Error: )")
 
 #: Characters of an error that a table has room for.
 _WIDEST = 100
@@ -167,7 +166,8 @@ class ServedProcess(Supervised):
 
     def how_it_ended(self) -> str:
         """Return why the last process ended, with the end of its log."""
-        return f"{self.name} ended while it started: {self.error}\n{self.last_lines}"
+        words = f"{self.name} ended while it started: {self.error}"
+        return f"{words}\n{self.last_lines}" if self.last_lines else words
 
     def _start(self) -> ManagedProcess:
         self.is_ready, self._since = False, time.time()
@@ -180,22 +180,25 @@ class ServedProcess(Supervised):
 
     def _ended(self, code: int) -> None:
         self._since = time.time()
-        self.error = self._why_ended(code)
-        self.last_lines = self.process.tail()
+        self.error, says_all = self._why_ended(code)
+        self.last_lines = "" if says_all else self.process.tail()
         self.process.stop()  # which closes its pipe
         if self.early_exits >= _TRIES:
             self.due = math.inf
 
-    def _why_ended(self, code: int) -> str:
-        """Return the signal that ended it, the last error in its log, or its exit code."""
-        number = -code if code < 0 else code - _SIGNALLED  # of the reaper, or of its server
-        if number > 0:
-            return f"killed by {signal.Signals(number).name}"
+    def _why_ended(self, code: int) -> tuple[str, bool]:
+        """Return the signal that ended it, the last error in its log, or its exit code.
+
+        The second value says whether that is all that its log has of it.
+        """
+        if killed := signal_of(code):
+            return killed, False
         text = end_of(self.log, _TAIL, self._log_begin)
         # Celery's worker ends after a critical error; its errors before that concern requests.
         lines = re.split(r"(?m)^(?=.* CRITICAL/)", text)[-1].splitlines()
         message = next((line.strip() for line in reversed(lines) if _ERROR.fullmatch(line)), "")
-        return _PREFIX.sub("", message) or f"exit code {code}"
+        says_all = message.startswith("[") and "CRITICAL/" in message and _TRACEBACK not in text
+        return _PREFIX.sub("", message) or f"exit code {code}", says_all
 
 
 def processes(config: ServeConfig, folder: Path, env: Mapping[str, str]) -> Iterator[ServedProcess]:

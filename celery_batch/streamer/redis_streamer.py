@@ -56,9 +56,10 @@ __all__ = [
 class RequestFuture(Future):  # type: ignore[type-arg]
     """Done when all items of a request are answered; leaves nothing behind if it is forgotten."""
 
-    def __init__(self, results: list[Any], timeout: float | None) -> None:
+    def __init__(self, results: list[Any], timeout: float | None, queue: str) -> None:
         super().__init__()
         self._timeout = timeout
+        self._queue = queue
         self._results = results
         self._process = os.getpid()
         self._count = itertools.count(1)
@@ -77,13 +78,23 @@ class RequestFuture(Future):  # type: ignore[type-arg]
     def result(self, timeout: float | None = None) -> list[Any]:
         """Return the outputs, as any `Future`; in ``worker_timeout`` seconds unless given."""
         self._follow_fork()
-        outputs: list[Any] = super().result(self._timeout if timeout is None else timeout)
+        limit = self._timeout if timeout is None else timeout
+        try:
+            outputs: list[Any] = super().result(limit)
+        except TimeoutError as error:
+            if self.done():
+                raise  # the model's own
+            raise _timeout_error(self._queue, limit) from error
         return outputs
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return what the first item that failed has failed with, or None."""
         self._follow_fork()
-        return super().exception(self._timeout if timeout is None else timeout)
+        limit = self._timeout if timeout is None else timeout
+        try:
+            return super().exception(limit)
+        except TimeoutError as error:
+            raise _timeout_error(self._queue, limit) from error
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """Have a function called when this is done, in the thread that receives results."""
@@ -190,6 +201,10 @@ def connection_settings(redis_broker: str) -> dict[str, Any]:
     Raises:
         ConfigurationError: It is no address of a Redis.
     """
+    if not isinstance(redis_broker, str):
+        raise ConfigurationError(
+            f"redis_broker: must be a text, host:port or redis://..., got {redis_broker!r}"
+        )
     if redis_broker == DEFAULT:
         redis_broker = os.environ.get(VARIABLE) or DEFAULT
     url, options = _url_of(redis_broker)
@@ -372,7 +387,7 @@ class RedisStreamer:
             else:
                 rows = (((item,), None) for item in items)
                 results = apply_many(self.task, rows, {"queue": self.queue})
-        future = RequestFuture(results, self.worker_timeout)
+        future = RequestFuture(results, self.worker_timeout, self.queue)
         future.watch()
         return future
 
@@ -395,11 +410,9 @@ class RedisStreamer:
         future = self.submit(batch)
         try:
             return future.result(self.worker_timeout)
-        except TimeoutError as error:
-            if future.done():
-                raise  # the model's own
-            future.cancel()
-            raise self._timeout_error() from error
+        except TimeoutError:
+            future.cancel()  # of no effect where it is the model's own
+            raise
 
     async def apredict(self, batch: Iterable[Any]) -> list[Any]:
         """Send a request and return its outputs, without blocking the loop; see `predict`."""
@@ -412,7 +425,7 @@ class RedisStreamer:
         except TimeoutError as error:
             if not limit.expired():
                 raise  # the model's own
-            raise self._timeout_error() from error
+            raise _timeout_error(self.queue, self.worker_timeout) from error
 
     async def _send(self, items: list[Any]) -> list[Any]:
         calls = (self.task.aapply_async((item,), queue=self.queue) for item in items)
@@ -450,11 +463,12 @@ class RedisStreamer:
                 f" {self.max_queue}"
             )
 
-    def _timeout_error(self) -> TimeoutError:
-        return TimeoutError(
-            f"no answer from the workers of queue {self.queue!r} within {self.worker_timeout:g} s:"
-            f" is one running, and is it fast enough? (worker_timeout)"
-        )
+
+def _timeout_error(queue: str, limit: float | None) -> TimeoutError:
+    return TimeoutError(
+        f"no answer from the workers of queue {queue!r} within {limit:g} s: is one running, and is"
+        f" it fast enough? (worker_timeout)"
+    )
 
 
 def _app(redis_broker: str) -> Celery:

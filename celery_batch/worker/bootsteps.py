@@ -178,6 +178,8 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def _fail(self, error: BatchError) -> None:
         cause = error.__cause__ if isinstance(error, LoadFailed) else None
+        if isinstance(cause, ConfigurationError):
+            cause = None
         logger.critical("This worker cannot start: %s", error, exc_info=cause)
         load_failed.send(sender=None, error=str(error))
         raise WorkerShutdown(EX_FAILURE)

@@ -183,7 +183,7 @@ def test_worker_killed_in_the_middle_is_reported(run):
     code = demo.end()
 
     assert code == 1
-    assert "worker ended with exit code 137" in demo.said
+    assert "worker was killed by SIGKILL" in demo.said
     assert [path.is_dir() for path in demo.left()] == [True]
 
 

@@ -116,10 +116,11 @@ sys.exit(1)
             "ValueError: a bad request",
         ),
         ("import sys; sys.exit(3)", "exit code 3"),
+        ("print('Error: redis was killed by SIGKILL'); exit(1)", "redis was killed by SIGKILL"),
         ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
         ("import os; os.kill(os.getppid(), 9); os.kill(os.getpid(), 9)", "killed by SIGKILL"),
     ],
-    ids=["load", "error", "code", "killed", "reaper killed"],
+    ids=["load", "error", "code", "server killed", "killed", "reaper killed"],
 )
 def test_the_status_says_why_a_process_has_ended(start, tmp_path, monkeypatch, program, reason):
     """A worker's critical error counts, and not the errors of single requests before it."""
@@ -131,6 +132,17 @@ def test_the_status_says_why_a_process_has_ended(start, tmp_path, monkeypatch, p
     assert reason == process.error
     assert ("crashing", 0, 0) == (process.state, process.status().pid, process.status().restarts)
     assert process.how_it_ended().startswith(f"web ended while it started: {reason}\n--- web: ")
+
+
+def test_an_error_that_says_all_is_shown_without_the_log(start, monkeypatch):
+    """A setting that is wrong needs no more than the worker's one line."""
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 60.0)
+    line = "[2026: CRITICAL/MainProcess] This worker cannot start: Handle: there is no class Trail"
+    process = start(f"import sys; print({line!r}); sys.exit(1)")
+    until(process, lambda: process.error)
+
+    words = "This worker cannot start: Handle: there is no class Trail"
+    assert f"web ended while it started: {words}" == process.how_it_ended()
 
 
 def test_a_crash_loop_is_shown_and_given_up(start, monkeypatch):

@@ -50,9 +50,10 @@ def test_a_sentinel_gets_the_masters_name():
         ("sentinel://a:1/0", "master_name"),
         ("host:port", "'host:port' is no address"),
         ("", "'' is no address"),
+        (5, r"redis_broker: must be a text, host:port or redis://\.\.\., got 5"),
     ],
 )
-def test_what_is_no_redis_is_refused(given: str, complaint: str):
+def test_what_is_no_redis_is_refused(given: object, complaint: str):
     """The error names what was given and what to write."""
     with pytest.raises(ConfigurationError, match=complaint):
         connection_settings(given)

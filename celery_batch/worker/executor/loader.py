@@ -209,7 +209,10 @@ def load_in_pool_process() -> None:
         else:
             registry.prepare_later(load)
     except Exception as error:  # noqa: BLE001 (the worker has to get it)
-        is_plain = isinstance(error, ConfigurationError)
+        # A setting that is wrong needs no traceback.
+        is_plain = isinstance(error, ConfigurationError) or isinstance(
+            error.__cause__, ConfigurationError
+        )
         _report(plan, str(error) if is_plain else traceback.format_exc()[-_LONGEST_REPORT:])
         # At once: an exception would be caught and logged on the way, and a process that
         # lives on would be given tasks.

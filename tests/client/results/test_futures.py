@@ -53,7 +53,7 @@ async def wrapped(future: Future[Any]) -> Any:
 
 def request_of(*results: BatchResult, patience: float | None = None) -> RequestFuture:
     """Return the future of a request for some items."""
-    future = RequestFuture([*results], patience)
+    future = RequestFuture([*results], patience, "streamer")
     future.watch()
     return future
 

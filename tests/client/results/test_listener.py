@@ -614,7 +614,7 @@ class Waiting:
         elif way == "future":
             self.future = result.future()
         else:
-            self.future = RequestFuture([result], None)
+            self.future = RequestFuture([result], None, "streamer")
             self.future.watch()
         reply = result.pending_result
         wait_until(
