@@ -40,8 +40,8 @@ _TOGETHER = ("tests/integration/features",)
 #: Tests of these files share nothing, and any process may run each.
 _APART = (ROOT / "tests/docs/test_examples.py",)
 
-#: A RabbitMQ takes six seconds of a processor to start, so no more test processes have one.
-_RABBITMQS = 2
+#: A RabbitMQ takes six seconds of a processor to start, and with fewer its tests end last.
+_RABBITMQS = 3
 
 #: What takes longest starts first; otherwise one process still runs it when all others have ended.
 _LONGEST_GROUPS = (
@@ -71,7 +71,7 @@ _LONGEST_FIRST = (
 
 # Neither drawing an example nor running it is quick on a machine that does other things, too.
 # Under CI Hypothesis would draw the same examples in every run; here each run draws new ones.
-for _name, _examples in (("few-examples", 25), ("many-examples", 100)):
+for _name, _examples in (("few-examples", 25), ("some-examples", 50), ("many-examples", 100)):
     settings.register_profile(
         _name,
         max_examples=_examples,
@@ -203,8 +203,7 @@ def _group(item: pytest.Item) -> str:
     if item.path in _APART:
         return item.name
     if _needs_rabbitmq(item):
-        # The lengths of names, like all else of them, say nothing of what a file's tests take.
-        return f"rabbitmq-{len(stem) % _RABBITMQS}"
+        return f"rabbitmq-{crc32(item.path.name.encode()) % _RABBITMQS}"
     folder = _folder_of(item.path)
     return f"{folder}-{_servers(item.name, stem)}" if folder else stem
 
