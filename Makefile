@@ -34,7 +34,8 @@ test: $(STAMP) ## Run the test suite with real servers (TEST_SEED=n repeats a ru
 OLDEST := 5.5.3-5.5.4-5.2.1
 OLDEST_TESTS := tests/integration/features tests/client tests/compat
 # How batches are chosen and values stored is ours alone: these run on the locked releases, and with `make compat`.
-ALIKE := test_cost or test_dedupe or test_keys or test_recorded_trace or test_shapes or test_target_latency or what_a_message_cannot_hold or sixty_four_megabytes or tensors_of_any_layout
+ALIKE := test_background or test_cost or test_dedupe or test_keys or test_max_queue_bursts or test_max_queue_cost or test_pending_results or test_poll_schedule or test_queue_depth or test_recorded_trace or test_shapes or test_target_latency
+ALIKE += or a_directory_as_store or a_model_that_changes_its_items or fills_the_array_of_its_outputs_again or keeps_to_the_memory_there_is or output_that_is_too_large or sixty_four_megabytes or store_that_is_away or tensors_of_any_layout or values_are_too_large_together or what_a_message_cannot_hold
 
 test-oldest: $(STAMP) ## Run features, clients and one fault on the oldest supported Celery, on Redis and prefork (`make compat` runs all)
 	@$(BIN)/python -m tests.rows $(OLDEST) --tests $(OLDEST_TESTS) \

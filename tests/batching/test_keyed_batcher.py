@@ -404,6 +404,7 @@ def test_requests_of_which_others_take_some_keep_their_places():
     assert Wait(None) == queue.next(9.0)
 
 
+@pytest.mark.no_cover
 def test_many_keys_cost_no_scan():
     """As many function calls for each request and batch with 10,000 keys as with 100."""
 
@@ -594,6 +595,7 @@ def test_promises_hold_for_any_events(policy: BatchPolicy, events: list[tuple[st
     data=st.data(),
     full_only=st.booleans(),
 )
+@pytest.mark.no_cover
 def test_a_rare_key_is_not_starved(size: int, busy: int, data: st.DataObject, full_only: bool):  # noqa: FBT001 (drawn)
     """
     A request that is due leaves after two batches of each busy key at most.

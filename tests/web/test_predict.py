@@ -352,7 +352,7 @@ _BEFORE = {
 #: Redis has neither channels nor queues to declare, and confirms are awaited alike in every case.
 _ALIKE = {
     *(("redis", before) for before in ("over a new channel", "to a new queue")),
-    *(("confirms", before) for before in ("two", "over a new connection", "to a new queue")),
+    *(("rabbitmq confirms", before) for before in ("two", "over a new connection", "to a new queue")),
     *(("no fast path", before) for before in _BEFORE if before != "one"),
 }
 _THOROUGH = pytest.mark.thorough("a broker that hangs, where that makes no difference")
@@ -367,7 +367,7 @@ _THOROUGH = pytest.mark.thorough("a broker that hangs, where that makes no diffe
             id=f"{name}-{each}",
             marks=_THOROUGH if (name, each) in _ALIKE else (),
         )
-        for name in ("redis", "rabbitmq", "confirms", "no fast path")
+        for name in ("redis", "rabbitmq", "rabbitmq confirms", "no fast path")
         for each in _BEFORE
     ],
 )
@@ -385,7 +385,7 @@ def test_a_broker_that_hangs_is_told_in_time(
     shop.app.conf.task_default_queue = "hangs"
     if name == "no fast path":
         shop.app.conf.batch_disable_fast_paths = "all"
-    if name == "confirms":
+    if name == "rabbitmq confirms":
         shop.app.conf.broker_transport_options = {"confirm_publish": True}
 
     def is_sent(number: int) -> bool:

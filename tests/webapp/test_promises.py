@@ -128,7 +128,7 @@ def say(capsys: pytest.CaptureFixture[str], *lines: str) -> None:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("count", [1_000, pytest.param(100_000, marks=THOROUGH)])
+@pytest.mark.parametrize("count", [500, pytest.param(100_000, marks=THOROUGH)])
 @each_server
 def test_nothing_grows(place: Place, kind: str, count: int, capsys: pytest.CaptureFixture[str]):
     """After very many requests, some of them abandoned, a web process uses what it did before."""

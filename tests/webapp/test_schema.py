@@ -40,7 +40,7 @@ def schemathesis():
 
 @pytest.mark.parametrize(
     "count",
-    [10, pytest.param(300, marks=pytest.mark.thorough("thousands of generated web requests"))],
+    [5, pytest.param(300, marks=pytest.mark.thorough("thousands of generated web requests"))],
 )
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("workers")

@@ -90,7 +90,7 @@ def redis_worker(stage: Stage) -> Stage:
 
 def test_canvases_give_what_a_sequential_evaluation_gives(redis_worker: Stage):
     """Chains, groups and chords of batch and ordinary tasks give what plain calls give."""
-    _torture(redis_worker, int(_WANTED or 60), batches=True)
+    _torture(redis_worker, int(_WANTED or 40), batches=True)
 
 
 @pytest.mark.thorough("ordinary canvases, for which the evaluation of random ones is right, too")
@@ -102,4 +102,4 @@ def test_evaluation_follows_celery(redis_worker: Stage):
 def test_canvases_on_rabbitmq(rabbit_stage: Stage):
     """The same holds where RabbitMQ carries the messages."""
     rabbit_stage.worker("tests.services.canvas", "-c", "2")
-    _torture(rabbit_stage, int(_WANTED or 20), batches=True)
+    _torture(rabbit_stage, int(_WANTED or 12), batches=True)
