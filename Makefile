@@ -91,8 +91,8 @@ check-docs: $(STAMP)
 check-rest: $(STAMP)
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/interrogate -q tests || { $(BIN)/interrogate -vv tests | grep MISSED; exit 1; }
-	@$(BIN)/python tests/house.py
-	@$(BIN)/python tests/lock.py
+	@$(BIN)/python tests/repository/house.py
+	@$(BIN)/python tests/repository/lock.py
 	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@COVERAGE_FILE=.coverage.batching $(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/batching --hypothesis-profile=some-examples --cov=celery_batch.batching --cov-report=term-missing:skip-covered --cov-fail-under=100
 
@@ -111,7 +111,7 @@ bench-web: $(STAMP) ## Measure our web servers beside service-streamer's, LitSer
 
 # It has to work also where constraints.txt and pyproject.toml contradict each other.
 lock: $(if $(wildcard $(STAMP)),,$(STAMP)) ## Lock what pyproject.toml asks for (UPGRADE="ruff mypy" or UPGRADE=all for newer versions)
-	@$(BIN)/python tests/lock.py --write $(if $(UPGRADE),--upgrade $(UPGRADE))
+	@$(BIN)/python tests/repository/lock.py --write $(if $(UPGRADE),--upgrade $(UPGRADE))
 
 tables: $(STAMP) ## Write the tables of docs/reference that come from the code
 	@$(BIN)/python -m tests.docs.tables --write

@@ -26,13 +26,13 @@ from kombu.utils.functional import LRUCache
 from celery_batch.errors import ConfigurationError
 from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from celery_batch.serialization.typed_json import register_types
-from tests.seeds import SEED, VARIABLE
-from tests.services.place import Place, Places, entered
-from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server
-from tests.services.shop import ROOT, Shop, Worker, emptied, open_shop
-from tests.services.tls import Papers, make_papers
+from tests.plugins.seeds import SEED, VARIABLE
+from tests.services.servers.rabbitmq import RabbitMQServer, find_rabbitmq_server
+from tests.services.servers.tls import Papers, make_papers
+from tests.services.setup import ROOT, Setup, Worker, emptied, open_setup
+from tests.services.shared_setup import SharedSetup, SharedSetups, entered
 
-pytest_plugins = ["tests.rows.skips", "tests.time_limit"]
+pytest_plugins = ["tests.rows.skips", "tests.plugins.time_limit"]
 
 #: Tests of these folders share servers or workers, so one process runs all of them.
 _TOGETHER = ("tests/integration/features",)
@@ -288,23 +288,23 @@ def broker(redis_server: RedisServer) -> str:
 
 
 @pytest.fixture
-def shop(broker: str, tmp_path: Path) -> Iterator[Shop]:
+def setup(broker: str, tmp_path: Path) -> Iterator[Setup]:
     """The tests' app on an empty Redis; its workers end with the test."""
-    with open_shop(broker, tmp_path) as shop:
-        yield shop
+    with open_setup(broker, tmp_path) as setup:
+        yield setup
 
 
 @pytest.fixture
-def rabbit_shop(
+def rabbit_setup(
     rabbitmq_server: RabbitMQServer, redis_server: RedisServer, tmp_path: Path
-) -> Iterator[Shop]:
+) -> Iterator[Setup]:
     """The tests' app on RabbitMQ with its results in an empty Redis."""
-    with open_shop(rabbitmq_server.url, tmp_path, backend=emptied(redis_server)) as shop:
-        yield shop
+    with open_setup(rabbitmq_server.url, tmp_path, backend=emptied(redis_server)) as setup:
+        yield setup
 
 
-@pytest.fixture(params=["shop", "rabbit_shop"], ids=["redis", "rabbitmq"])
-def each_shop(request: pytest.FixtureRequest) -> Shop:
+@pytest.fixture(params=["setup", "rabbit_setup"], ids=["redis", "rabbitmq"])
+def each_setup(request: pytest.FixtureRequest) -> Setup:
     """The tests' app on each of the brokers in turn."""
     return request.getfixturevalue(request.param)
 
@@ -318,53 +318,53 @@ def lasting_redis(redis_server: RedisServer) -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="module")
-def redis_places(
+def redis_setups(
     request: pytest.FixtureRequest,
     lasting_redis: RedisServer,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Places]:
+) -> Iterator[SharedSetups]:
     """Workers on Redis of the app in the module's ``MODULE``, which go on to its last test."""
     folder, app = tmp_path_factory.mktemp("redis"), _app_of(request)
-    with Places("redis", lasting_redis.url, lasting_redis, folder, app) as places:
-        yield places
+    with SharedSetups("redis", lasting_redis.url, lasting_redis, folder, app) as setups:
+        yield setups
 
 
 @pytest.fixture(scope="module")
-def rabbitmq_places(
+def rabbitmq_setups(
     request: pytest.FixtureRequest,
     lasting_redis: RedisServer,
     rabbitmq_server: RabbitMQServer,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Places]:
+) -> Iterator[SharedSetups]:
     """The same on RabbitMQ, with their results in Redis."""
     folder, app = tmp_path_factory.mktemp("rabbitmq"), _app_of(request)
-    with Places("rabbitmq", rabbitmq_server.url, lasting_redis, folder, app) as places:
-        yield places
+    with SharedSetups("rabbitmq", rabbitmq_server.url, lasting_redis, folder, app) as setups:
+        yield setups
 
 
 def _app_of(request: pytest.FixtureRequest) -> str:
-    app: str = getattr(request.module, "MODULE", "tests.services.tasks")
+    app: str = getattr(request.module, "MODULE", "tests.apps.tasks")
     return app
 
 
 @pytest.fixture
-def redis_place(redis_places: Places) -> Iterator[Place]:
+def redis_shared(redis_setups: SharedSetups) -> Iterator[SharedSetup]:
     """The tests' app on Redis with a worker of one process, which harmless tests share."""
-    with entered(redis_places.find()) as place:
-        yield place
+    with entered(redis_setups.find()) as shared:
+        yield shared
 
 
 @pytest.fixture
-def rabbitmq_place(rabbitmq_places: Places) -> Iterator[Place]:
+def rabbitmq_shared(rabbitmq_setups: SharedSetups) -> Iterator[SharedSetup]:
     """The same on RabbitMQ."""
-    with entered(rabbitmq_places.find()) as place:
-        yield place
+    with entered(rabbitmq_setups.find()) as shared:
+        yield shared
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])
-def each_place(request: pytest.FixtureRequest) -> Place:
+def each_shared(request: pytest.FixtureRequest) -> SharedSetup:
     """The same on each of the brokers in turn."""
-    return request.getfixturevalue(f"{request.param}_place")
+    return request.getfixturevalue(f"{request.param}_shared")
 
 
 @pytest.fixture
@@ -387,4 +387,4 @@ def in_python() -> Callable[..., str]:
     return run
 
 
-__all__ = ["ROOT", "Shop", "Worker", "need"]
+__all__ = ["ROOT", "Setup", "Worker", "need"]

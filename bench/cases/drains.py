@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.tables import Case, Effort, Goal, ResultTable, shown, spread
 from bench.testbed import OURS, Testbed, testbed
-from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server
+from tests.services.servers.rabbitmq import RabbitMQServer, find_rabbitmq_server
 
 __all__ = ["CASES"]
 

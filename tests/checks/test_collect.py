@@ -26,7 +26,7 @@ from celery_batch.checks.collect import (
 )
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.worker.scheduling.routing import misplaced_options
-from tests.services.ports import quiet_port
+from tests.services.servers.ports import quiet_port
 
 
 def app_with(**settings):

@@ -18,7 +18,7 @@ from celery_batch.errors import ConfigurationError
 from celery_batch.processes import redis_server
 from celery_batch.processes.managed_process import ServerFailed
 from celery_batch.processes.redis_server import RedisServer, find_redis_server
-from tests.services.ports import quiet_port
+from tests.services.servers.ports import quiet_port
 
 #: A parent that starts a Redis and lives on.
 PARENT = """

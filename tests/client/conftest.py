@@ -18,7 +18,7 @@ from celery_batch.client.results.listener import close_listener
 from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from tests.conftest import need
 from tests.services.fake_worker import FakeWorker
-from tests.services.shop import emptied
+from tests.services.setup import emptied
 
 
 @pytest.fixture(scope="module")

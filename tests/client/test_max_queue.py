@@ -20,7 +20,7 @@ from celery_batch.client.queue_depth import DepthPoller
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
 from tests.client.conftest import Sender
-from tests.services.shop import Shop
+from tests.services.setup import Setup
 
 
 def known(task: Any, waiting: int) -> None:
@@ -248,9 +248,9 @@ def test_a_fork_measures_for_itself(sender: Callable[..., Sender]) -> None:
     os.close(writes)
 
 
-def test_rabbitmq_says_how_many_wait(rabbit_shop: Shop) -> None:
+def test_rabbitmq_says_how_many_wait(rabbit_setup: Setup) -> None:
     """On RabbitMQ the queue is measured; one that does not exist is empty."""
-    app = rabbit_shop.app
+    app = rabbit_setup.app
 
     @app.task(base=BatchTask, name="shop.limited", max_queue=3)
     def few(x: list[Any]) -> list[Any]:

@@ -15,7 +15,7 @@ from celery_batch import BatchTask, ConfigurationError, as_completed
 from celery_batch.processes.redis_server import RedisServer
 from tests.client.conftest import Sender
 from tests.services.eventually import eventually
-from tests.services.ports import quiet_port
+from tests.services.servers.ports import quiet_port
 
 #: Celery tries for 20 s.
 _TRIED_ONCE_MORE = {"retry_policy": {"max_retries": 1, "interval_start": 0, "interval_max": 0.1}}

@@ -131,7 +131,7 @@ class Nodes:
 OURS = {"stats": {"batches": {}}, "batch_stats": {"tasks": {}}}
 
 
-@pytest.fixture(params=["shop", "rabbit_shop"], ids=["redis", "rabbitmq"])
+@pytest.fixture(params=["setup", "rabbit_setup"], ids=["redis", "rabbitmq"])
 def nodes(request):
     """Nodes on a real broker, and a client that asks them."""
     url = request.getfixturevalue(request.param).url

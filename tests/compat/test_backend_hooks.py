@@ -13,7 +13,7 @@ from celery import Celery
 
 from celery_batch.payloads.results import with_stored_result
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.shop import emptied
+from tests.services.setup import emptied
 
 #: Prints whether results are read by us, whether it is once, and who has loaded the module.
 REPORT = """

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from celery_batch.serve.config import read_config
-from tests.services.compose import OVERRIDES, ROOT, read_compose
-from tests.services.image import stages
+from tests.deploy.files.compose import OVERRIDES, ROOT, read_compose
+from tests.deploy.files.docker_image import stages
 
 PASSWORDS = {"REDIS_PASSWORD": "sesame", "FLOWER_PASSWORD": "garlic"}
 

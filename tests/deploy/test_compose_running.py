@@ -25,12 +25,12 @@ from redis.retry import Retry
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.processes.redis_server import find_redis_server
 from tests.conftest import ROOT, need
-from tests.services.compose import read_compose
-from tests.services.image import Step, stages
-from tests.services.kustomize import KUBERNETES, built
-from tests.services.nginx import find_nginx
-from tests.services.ports import quiet_port
-from tests.services.prometheus_server import Prometheus, find_prometheus
+from tests.deploy.files.compose import read_compose
+from tests.deploy.files.docker_image import Step, stages
+from tests.deploy.files.kustomize import KUBERNETES, built
+from tests.services.servers.nginx import find_nginx
+from tests.services.servers.ports import quiet_port
+from tests.services.servers.prometheus_server import Prometheus, find_prometheus
 
 #: Many servers start, one of which loads a model, on a machine that does more besides.
 pytestmark = pytest.mark.timeout(400)

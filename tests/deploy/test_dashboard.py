@@ -16,14 +16,14 @@ import yaml
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
 from tests.conftest import need
-from tests.services.prometheus_server import SHIPPED, Prometheus, find_prometheus
-from tests.services.shop import (
+from tests.services.servers.prometheus_server import SHIPPED, Prometheus, find_prometheus
+from tests.services.setup import (
     ROOT,
-    Shop,
+    Setup,
     emptied,
-    enter_shop,
+    enter_setup,
     environment_of,
-    open_shop,
+    open_setup,
     surroundings,
 )
 
@@ -53,14 +53,14 @@ def queries() -> dict[str, str]:
 class Load:
     """A worker that is kept at work, and a Prometheus that looks on."""
 
-    def __init__(self, shop: Shop, features: Shop, prometheus: Prometheus) -> None:
-        self.shop, self.features = shop, features
+    def __init__(self, setup: Setup, features: Setup, prometheus: Prometheus) -> None:
+        self.setup, self.features = setup, features
         self.prometheus = prometheus
 
     def lacking(self) -> str:
         """Send some work, and name the queries that find nothing."""
-        results = [self.shop.double.delay(n) for n in range(20)]
-        results += [self.shop.odd.delay(word) for word in ("good", "bad")]
+        results = [self.setup.double.delay(n) for n in range(20)]
+        results += [self.setup.odd.delay(word) for word in ("good", "bad")]
         features = self.features  # tasks with a cost, a cache, a latency target, keys, fixed sizes
         results += [features.tokens.delay("abc"), features.cached.delay(1), features.paced.delay(1)]
         results += [features.spoken.delay("a"), *features.sizes.delay_many([1, 1, 2])]
@@ -79,22 +79,22 @@ def load(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("dashboard")
     nvml = ROOT / "tests" / "services" / "nvml"
     environment = {"CELERY_BATCH_METRICS": "127.0.0.1:0", "PYTHONPATH": f"{nvml}:{ROOT}"}
-    with open_shop(emptied(redis_server), folder) as shop, _features(shop, folder) as features:
-        workers = [each.worker("-c", "1", **environment) for each in (shop, features)]
+    with open_setup(emptied(redis_server), folder) as setup, _features(setup, folder) as features:
+        workers = [each.worker("-c", "1", **environment) for each in (setup, features)]
         targets = [each.ask("batch_stats")["metrics"].split("/")[2] for each in workers]
         prometheus = Prometheus(folder, {"celery_batch": targets})
         try:
-            yield Load(shop, features, prometheus)
+            yield Load(setup, features, prometheus)
         finally:
             prometheus.child.stop()
 
 
 @contextmanager
-def _features(shop: Shop, folder: Path) -> Iterator[Shop]:
+def _features(setup: Setup, folder: Path) -> Iterator[Setup]:
     """Have another app on the same broker."""
-    environment = environment_of(shop.url, queue="features")
+    environment = environment_of(setup.url, queue="features")
     with surroundings(environment):
-        features = enter_shop(environment, folder, "tests.services.features")
+        features = enter_setup(environment, folder, "tests.apps.features")
         try:
             yield features
         finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.services.image import DOCKERFILE, Image, image_of, stages
+from tests.deploy.files.docker_image import DOCKERFILE, Image, image_of, stages
 
 #: Packages that an image links to in these tests.
 THEIRS = {"PIL", "flower", "prometheus_client", "pynvml", "safetensors"}

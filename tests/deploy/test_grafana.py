@@ -7,7 +7,7 @@ import json
 import yaml
 
 from tests.conftest import ROOT
-from tests.services.compose import read_compose
+from tests.deploy.files.compose import read_compose
 
 GRAFANA = ROOT / "deploy" / "grafana"
 PROVISIONING = GRAFANA / "provisioning"

@@ -17,10 +17,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.services.compose import ROOT, read_compose
+from tests.deploy.files.compose import ROOT, read_compose
+from tests.deploy.files.docker_image import stages
+from tests.deploy.files.kustomize import KUBERNETES, built
 from tests.services.forked import run
-from tests.services.image import stages
-from tests.services.kustomize import KUBERNETES, built
 
 OVERLAYS = ["cpu", "gpu"]
 #: Paths of the web server for probes and for Prometheus.

@@ -15,8 +15,8 @@ import pytest
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from tests.conftest import need
-from tests.services.nginx import Nginx, find_nginx
-from tests.services.ports import quiet_port
+from tests.services.servers.nginx import Nginx, find_nginx
+from tests.services.servers.ports import quiet_port
 
 IN_FLIGHT = 16
 
@@ -39,7 +39,7 @@ class Site:
         """Start it, or start it again on the same port."""
         address = ["--host=127.0.0.1", f"--port={self.port}"]
         quiet = ["--log-level=warning", "--no-access-log", "--lifespan=off"]
-        command = [sys.executable, "-m", "uvicorn", "tests.services.slow_site:app"]
+        command = [sys.executable, "-m", "uvicorn", "tests.apps.sites.slow_site:app"]
         env = {**os.environ, "BOOK": str(self._book), "HOLD": str(self._hold)}
         self._hold.unlink(missing_ok=True)
         self._managed = ManagedProcess([*command, *address, *quiet], self._log, env=env)

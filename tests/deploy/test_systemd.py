@@ -17,8 +17,8 @@ import pytest
 
 from celery_batch.processes.managed_process import ManagedProcess
 from tests.conftest import ROOT
-from tests.services.ports import quiet_port
-from tests.services.units import HOME, UNITS, Unit
+from tests.deploy.files.units import HOME, UNITS, Unit
+from tests.services.servers.ports import quiet_port
 
 WORKER = "celery-batch@.service"
 WEB = "celery-batch-web.service"
@@ -167,14 +167,14 @@ def variables(name: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
-def test_worker_runs_as_its_unit_says(manager, shop):
+def test_worker_runs_as_its_unit_says(manager, setup):
     """It reports that it takes tasks, serves the watchdog, answers, and ends by SIGTERM."""
     unit = Unit(WORKER, "cpu")
-    files = {**shop.environment, "CELERY_APP": shop.module.__name__, **variables("cpu.conf")}
+    files = {**setup.environment, "CELERY_APP": setup.module.__name__, **variables("cpu.conf")}
     process = manager.start(unit, files)
-    answer = shop.double.delay(21).get(timeout=60)
+    answer = setup.double.delay(21).get(timeout=60)
     manager.hear("WATCHDOG=1")
-    (name,) = shop.app.control.ping(timeout=60.0, limit=1)[0]
+    (name,) = setup.app.control.ping(timeout=60.0, limit=1)[0]
     seen = process.environ()["CUDA_VISIBLE_DEVICES"]
     code = manager.stop(unit, process)
     manager.hear("STOPPING=1")

@@ -21,7 +21,7 @@ from kombu import pools
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from tests.services import forked
-from tests.services.ports import quiet_port
+from tests.services.servers.ports import quiet_port
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -61,7 +61,7 @@ _WITHOUT = ("-p", "no:cacheprovider", "-p", "no:schemathesis")
 _SAVE_CLASSIFIER = """
 import transformers
 from pathlib import Path
-from tests.services.tiny_transformer import save_classifier
+from tests.apps.models.tiny_transformer import save_classifier
 save_classifier(Path({folder!r}))
 """
 

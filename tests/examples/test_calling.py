@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 from examples import calling
-from tests.services.shop import ROOT, Shop
+from tests.services.setup import ROOT, Setup
 
 
-def test_every_way_has_the_same_outputs(shop: Shop):
+def test_every_way_has_the_same_outputs(setup: Setup):
     """One by one, at once, as a chunk, in a coroutine, as a backfill."""
-    shop.worker("-c", "1")
-    outputs = calling.main(shop.double, ["ab", "c"])
+    setup.worker("-c", "1")
+    outputs = calling.main(setup.double, ["ab", "c"])
 
     assert {name: ["abab", "cc"] for name in calling.WAYS} == outputs
 

@@ -17,7 +17,7 @@ import pytest
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from tests.docs.test_examples import write_files
-from tests.services.ports import quiet_port
+from tests.services.servers.ports import quiet_port
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "tutorial" / "embeddings.md"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from examples import future_api
-from tests.services.shout import Shout
+from tests.apps.models.shout import Shout
 from workers.models.infilling import SENTENCES
 
 

@@ -16,8 +16,8 @@ from PIL import Image
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from demo.http_client import why_not
-from tests.services.ports import quiet_port
-from tests.services.shop import ROOT
+from tests.services.servers.ports import quiet_port
+from tests.services.setup import ROOT
 
 pytestmark = pytest.mark.thorough("the commands of the examples, as their headers give them")
 

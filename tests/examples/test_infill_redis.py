@@ -9,7 +9,7 @@ import sys
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from demo.http_client import why_not
 from demo.load import Question, run_load
-from tests.services.shop import ROOT
+from tests.services.setup import ROOT
 
 QUESTIONS = [Question(f"[MASK] number {each}", f"[MASK] NUMBER {each}") for each in range(200)]
 
@@ -22,7 +22,7 @@ def test_greenlets_ask_workers_through_redis(broker, tmp_path):
         number, url = listener.fileno(), f"http://127.0.0.1:{listener.getsockname()[1]}"
         options = ["-k", "gevent", "-w", "2", "-b", f"fd://{number}", "--no-control-socket"]
         command = [sys.executable, "-m", "gunicorn", *options, "examples.infill_redis:create_app()"]
-        workers = [sys.executable, "-m", "tests.services.shout"]
+        workers = [sys.executable, "-m", "tests.apps.models.shout"]
         with (
             ManagedProcess(workers, tmp_path / "workers.log", env=env) as workers,
             ManagedProcess(command, tmp_path / "web.log", env=env, pass_fds=[number]) as web,

@@ -9,9 +9,9 @@ import pytest
 from bench.wrk import find_wrk, run_wrk
 from demo.load import Question, run_load
 from examples import infill_naive, infill_processes, infill_threaded
+from tests.apps.models.shout import Shout
 from tests.conftest import need
-from tests.services.served import served
-from tests.services.shout import Shout
+from tests.services.servers.served_wsgi import served
 
 CLIENTS = 16
 QUESTIONS = [Question(f"[MASK] number {each}", f"[MASK] NUMBER {each}") for each in range(64)]

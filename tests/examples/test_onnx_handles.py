@@ -13,7 +13,7 @@ from celery_batch.serve.handle import NO_GPU, registry
 from examples.serving.coco import CLASSES, CoCoYOLOV3Handle
 from examples.serving.imagenet import ImagenetResnet18Handle
 from examples.serving.onnx_model import OnnxModel
-from tests.services.onnx_files import BLUE_CLASS, RED_CLASS, picture, resnet18, yolov3
+from tests.apps.models.onnx_files import BLUE_CLASS, RED_CLASS, picture, resnet18, yolov3
 
 #: What the small detector finds in a red and in a blue picture, dimmed by grey bars beside them.
 RED = {"score": 0.788, "class": "person", "box": [0, 0, 480, 320]}

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from examples.serving.pictures import BadPicture, centre_crop, channels_first, decode, letterbox
-from tests.services.onnx_files import picture
+from tests.apps.models.onnx_files import picture
 
 
 def in_base64(content):

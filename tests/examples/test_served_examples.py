@@ -20,11 +20,11 @@ from celery_batch.serve.config import ServeConfig, read_config
 from celery_batch.serve.handle import Handle
 from celery_batch.serve.handle_model import find_handle
 from examples.serving.client import post_many
+from tests.apps.models.onnx_files import BLUE_CLASS, RED_CLASS, picture, resnet18
 from tests.conftest import ROOT, need
-from tests.services.nginx import Nginx, find_nginx
-from tests.services.onnx_files import BLUE_CLASS, RED_CLASS, picture, resnet18
-from tests.services.ports import quiet_port
-from tests.services.shop import CELERY
+from tests.services.servers.nginx import Nginx, find_nginx
+from tests.services.servers.ports import quiet_port
+from tests.services.setup import CELERY
 
 CONFIGS = ROOT / "examples" / "serving" / "configs"
 IN_FLIGHT = 8

@@ -17,7 +17,7 @@ from tests.faults.faults import FAULTS
 from tests.faults.report import table, write_json
 from tests.faults.trial import KINDS, try_fault
 from tests.faults.verdict import Verdict
-from tests.services.rabbitmq import RabbitMQServer
+from tests.services.servers.rabbitmq import RabbitMQServer
 
 _console = Console()
 

@@ -15,8 +15,8 @@ from kombu import Connection
 
 from celery_batch.processes.managed_process import ManagedProcess
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.ports import quiet_port
-from tests.services.rabbitmq import RabbitMQServer
+from tests.services.servers.ports import quiet_port
+from tests.services.servers.rabbitmq import RabbitMQServer
 
 __all__ = ["Broker", "RabbitMQBroker", "RedisBroker"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from tests.faults.stage import Needs, Stage
+from tests.faults.setup import Needs, Setup
 
 __all__ = ["Fault"]
 
@@ -13,7 +13,7 @@ class Fault:
     """
     One way to go wrong.
 
-    What a fault harms is written into the stage's `victims`: pool processes in which
+    What a fault harms is written into the setup's `victims`: pool processes in which
     the item that runs then may run once more.
     """
 
@@ -21,7 +21,7 @@ class Fault:
     name = ""
     #: Brokers it makes sense with.
     brokers: tuple[str, ...] = ("redis", "rabbitmq")
-    #: What it wants of the stage.
+    #: What it wants of the setup.
     needs = Needs()
     #: Seconds from `inject` to `clear`.
     lasts = 0.0
@@ -36,8 +36,8 @@ class Fault:
     #: Items in all; a slow model gets fewer.
     size = 300
 
-    def inject(self, stage: Stage, chance: Random) -> None:
+    def inject(self, setup: Setup, chance: Random) -> None:
         """Strike."""
 
-    def clear(self, stage: Stage) -> None:
+    def clear(self, setup: Setup) -> None:
         """Be over; where a worker was to be restarted, return when it is ready."""

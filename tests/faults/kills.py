@@ -14,9 +14,9 @@ from random import Random
 
 from tests.faults.fault import Fault
 from tests.faults.process_faults import restart
-from tests.faults.stage import Needs, Stage
+from tests.faults.setup import Needs, Setup
 from tests.faults.trial import try_fault
-from tests.services.rabbitmq import RabbitMQServer
+from tests.services.servers.rabbitmq import RabbitMQServer
 
 _KILLS = 8
 
@@ -38,30 +38,30 @@ class ManyKills(Fault):
         #: By what was killed.
         self.kills: Counter[str] = Counter()
 
-    def inject(self, stage: Stage, chance: Random) -> None:
+    def inject(self, setup: Setup, chance: Random) -> None:
         """Kill one after the other; a worker and Redis are started again."""
         for _ in range(_KILLS):
             dice = chance.random()
             if dice < _OF_POOL:
-                self._kill_process(stage, chance)
+                self._kill_process(setup, chance)
             elif dice < _OF_WORKERS or not self._has_redis:
-                stage.victims |= set(stage.workers[0].signal(signal.SIGKILL))
+                setup.victims |= set(setup.workers[0].signal(signal.SIGKILL))
                 self.kills["worker"] += 1
-                restart(stage)
+                restart(setup)
             else:
-                stage.victims |= set(stage.pool())
-                stage.broker.kill()
+                setup.victims |= set(setup.pool())
+                setup.broker.kill()
                 self.kills["redis"] += 1
                 time.sleep(0.5)
-                stage.broker.revive()
+                setup.broker.revive()
             time.sleep(chance.uniform(0.4, 1.2))
 
-    def _kill_process(self, stage: Stage, chance: Random) -> None:
+    def _kill_process(self, setup: Setup, chance: Random) -> None:
         deadline = time.monotonic() + 20
-        while not (pool := stage.pool()) and time.monotonic() < deadline:
+        while not (pool := setup.pool()) and time.monotonic() < deadline:
             time.sleep(0.05)
         victim = chance.choice(pool)
-        stage.victims.add(victim)
+        setup.victims.add(victim)
         os.kill(victim, signal.SIGKILL)
         self.kills["process"] += 1
 

@@ -7,7 +7,7 @@ import signal
 from random import Random
 
 from tests.faults.fault import Fault
-from tests.faults.stage import Needs, Stage
+from tests.faults.setup import Needs, Setup
 
 __all__ = ["PROCESS_FAULTS", "restart"]
 
@@ -17,10 +17,10 @@ class ChildKilled(Fault):
 
     name = "child-killed"
 
-    def inject(self, stage: Stage, chance: Random) -> None:
+    def inject(self, setup: Setup, chance: Random) -> None:
         """Kill one of the pool processes."""
-        victim = chance.choice(stage.pool())
-        stage.victims = {victim}
+        victim = chance.choice(setup.pool())
+        setup.victims = {victim}
         os.kill(victim, signal.SIGKILL)
 
 
@@ -29,13 +29,13 @@ class WorkerKilled(Fault):
 
     name = "worker-killed"
 
-    def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
+    def inject(self, setup: Setup, chance: Random) -> None:  # noqa: ARG002
         """Kill the worker with all its processes."""
-        stage.victims = set(stage.workers[0].signal(signal.SIGKILL))
+        setup.victims = set(setup.workers[0].signal(signal.SIGKILL))
 
-    def clear(self, stage: Stage) -> None:
+    def clear(self, setup: Setup) -> None:
         """Start it again."""
-        restart(stage)
+        restart(setup)
 
 
 class OneOfTwoKilled(Fault):
@@ -44,10 +44,10 @@ class OneOfTwoKilled(Fault):
     name = "one-of-two-killed"
     needs = Needs(workers=2)
 
-    def inject(self, stage: Stage, chance: Random) -> None:
+    def inject(self, setup: Setup, chance: Random) -> None:
         """Kill one worker with all its processes."""
-        worker = chance.choice(stage.workers)
-        stage.victims = set(worker.signal(signal.SIGKILL))
+        worker = chance.choice(setup.workers)
+        setup.victims = set(worker.signal(signal.SIGKILL))
 
 
 class WorkerTerminated(Fault):
@@ -55,13 +55,13 @@ class WorkerTerminated(Fault):
 
     name = "worker-terminated"
 
-    def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
+    def inject(self, setup: Setup, chance: Random) -> None:  # noqa: ARG002
         """Ask the main process to end."""
-        os.kill(stage.workers[0].main(), signal.SIGTERM)
+        os.kill(setup.workers[0].main(), signal.SIGTERM)
 
-    def clear(self, stage: Stage) -> None:
+    def clear(self, setup: Setup) -> None:
         """Start it again when it has ended."""
-        restart(stage)
+        restart(setup)
 
 
 class WorkerQuit(Fault):
@@ -72,14 +72,14 @@ class WorkerQuit(Fault):
     brokers = ("redis",)
     needs = Needs(conf={"worker_soft_shutdown_timeout": 2.0})
 
-    def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
+    def inject(self, setup: Setup, chance: Random) -> None:  # noqa: ARG002
         """Ask the main process to end soon."""
-        stage.victims = set(stage.pool())
-        os.kill(stage.workers[0].main(), signal.SIGQUIT)
+        setup.victims = set(setup.pool())
+        os.kill(setup.workers[0].main(), signal.SIGQUIT)
 
-    def clear(self, stage: Stage) -> None:
+    def clear(self, setup: Setup) -> None:
         """Start it again when it has ended."""
-        restart(stage)
+        restart(setup)
 
 
 class WorkerStopped(Fault):
@@ -89,18 +89,18 @@ class WorkerStopped(Fault):
     brokers = ("redis",)
     lasts = 10.0
 
-    def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
+    def inject(self, setup: Setup, chance: Random) -> None:  # noqa: ARG002
         """Stop all its processes."""
-        stage.workers[0].signal(signal.SIGSTOP)
+        setup.workers[0].signal(signal.SIGSTOP)
 
-    def clear(self, stage: Stage) -> None:
+    def clear(self, setup: Setup) -> None:
         """Let them go on."""
-        stage.workers[0].signal(signal.SIGCONT)
+        setup.workers[0].signal(signal.SIGCONT)
 
 
-def restart(stage: Stage) -> None:
+def restart(setup: Setup) -> None:
     """Start the first worker again when it has ended, and return when it is ready."""
-    worker = stage.workers[0]
+    worker = setup.workers[0]
     if not worker.ended(timeout=30):
         raise TimeoutError(f"{worker.name} has not ended\n{worker.child.tail()}")
     worker.launch()

@@ -7,7 +7,7 @@ from random import Random
 from tests.faults.brokers import RedisBroker
 from tests.faults.fault import Fault
 from tests.faults.neighbour import Neighbour
-from tests.faults.stage import Needs, Stage
+from tests.faults.setup import Needs, Setup
 
 __all__ = ["SERVER_FAULTS"]
 
@@ -19,14 +19,14 @@ class BrokerRestarted(Fault):
     lasts = 1.0
     breaks_sending = True
 
-    def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
+    def inject(self, setup: Setup, chance: Random) -> None:  # noqa: ARG002
         """Stop the server."""
-        stage.victims = set(stage.pool())
-        stage.broker.halt()
+        setup.victims = set(setup.pool())
+        setup.broker.halt()
 
-    def clear(self, stage: Stage) -> None:
+    def clear(self, setup: Setup) -> None:
         """Start it on the same port and data."""
-        stage.broker.revive()
+        setup.broker.revive()
 
 
 class BrokerKilled(BrokerRestarted):
@@ -39,10 +39,10 @@ class BrokerKilled(BrokerRestarted):
     name = "broker-killed"
     brokers = ("redis",)
 
-    def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
+    def inject(self, setup: Setup, chance: Random) -> None:  # noqa: ARG002
         """Kill the server."""
-        stage.victims = set(stage.pool())
-        stage.broker.kill()
+        setup.victims = set(setup.pool())
+        setup.broker.kill()
 
 
 class BrokerCut(Fault):
@@ -52,10 +52,10 @@ class BrokerCut(Fault):
     needs = Needs(proxy="broker")
     breaks_sending = True
 
-    def inject(self, stage: Stage, chance: Random) -> None:
+    def inject(self, setup: Setup, chance: Random) -> None:
         """Have the proxy drop each connection after some bytes of a reply."""
-        stage.victims = set(stage.pool())
-        stage.proxy.tell("cut", chance.randrange(10**9))
+        setup.victims = set(setup.pool())
+        setup.proxy.tell("cut", chance.randrange(10**9))
 
 
 class ClientsKilled(Fault):
@@ -65,10 +65,10 @@ class ClientsKilled(Fault):
     brokers = ("redis",)
     breaks_sending = True
 
-    def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
+    def inject(self, setup: Setup, chance: Random) -> None:  # noqa: ARG002
         """End ordinary and subscribed connections."""
-        stage.victims = set(stage.pool())
-        with stage.broker.connect() as client:
+        setup.victims = set(setup.pool())
+        with setup.broker.connect() as client:
             client.client_kill_filter(_type="pubsub", skipme=True)
             client.client_kill_filter(_type="normal", skipme=True)
 
@@ -82,14 +82,14 @@ class BrokerFull(Fault):
     lasts = 3.0
     breaks_sending = True
 
-    def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
+    def inject(self, setup: Setup, chance: Random) -> None:  # noqa: ARG002
         """Set the limit below what is used."""
-        stage.victims = set(stage.pool())
-        _limit_memory(stage.broker, 1)
+        setup.victims = set(setup.pool())
+        _limit_memory(setup.broker, 1)
 
-    def clear(self, stage: Stage) -> None:
+    def clear(self, setup: Setup) -> None:
         """Lift the limit."""
-        _limit_memory(stage.broker, 0)
+        _limit_memory(setup.broker, 0)
 
 
 class ResultsUnreachable(Fault):
@@ -101,14 +101,14 @@ class ResultsUnreachable(Fault):
     needs = Needs(proxy="results")
     lasts = 5.0
 
-    def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
+    def inject(self, setup: Setup, chance: Random) -> None:  # noqa: ARG002
         """Have the proxy refuse."""
-        stage.victims = set(stage.pool())
-        stage.proxy.tell("refuse")
+        setup.victims = set(setup.pool())
+        setup.proxy.tell("refuse")
 
-    def clear(self, stage: Stage) -> None:
+    def clear(self, setup: Setup) -> None:
         """Have the proxy accept."""
-        stage.proxy.tell("accept")
+        setup.proxy.tell("accept")
 
 
 class ResultsFull(Fault):
@@ -120,14 +120,14 @@ class ResultsFull(Fault):
     needs = Needs(proxy="results")
     lasts = 3.0
 
-    def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
+    def inject(self, setup: Setup, chance: Random) -> None:  # noqa: ARG002
         """Set the limit below what is used."""
-        stage.victims = set(stage.pool())
-        _limit_memory(stage.results, 1)
+        setup.victims = set(setup.pool())
+        _limit_memory(setup.results, 1)
 
-    def clear(self, stage: Stage) -> None:
+    def clear(self, setup: Setup) -> None:
         """Lift the limit."""
-        _limit_memory(stage.results, 0)
+        _limit_memory(setup.results, 0)
 
 
 class VisibilityShort(Fault):
@@ -144,11 +144,11 @@ class VisibilityShort(Fault):
     def __init__(self) -> None:
         self._neighbour = Neighbour(visibility_timeout=1)
 
-    def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
+    def inject(self, setup: Setup, chance: Random) -> None:  # noqa: ARG002
         """Let a neighbour sweep."""
-        self._neighbour.enter(stage.broker.url())
+        self._neighbour.enter(setup.broker.url())
 
-    def clear(self, stage: Stage) -> None:  # noqa: ARG002
+    def clear(self, setup: Setup) -> None:  # noqa: ARG002
         """Let it go."""
         self._neighbour.leave()
 
@@ -164,12 +164,12 @@ class ClockStepped(Fault):
     def __init__(self) -> None:
         self._neighbour = Neighbour(visibility_timeout=3600)
 
-    def inject(self, stage: Stage, chance: Random) -> None:
+    def inject(self, setup: Setup, chance: Random) -> None:
         """Step, once: the clock stays wrong."""
-        stage.step_clock(chance.choice([7200.0, -7200.0]))
-        self._neighbour.enter(stage.broker.url())
+        setup.step_clock(chance.choice([7200.0, -7200.0]))
+        self._neighbour.enter(setup.broker.url())
 
-    def clear(self, stage: Stage) -> None:  # noqa: ARG002
+    def clear(self, setup: Setup) -> None:  # noqa: ARG002
         """Let the neighbour go."""
         self._neighbour.leave()
 

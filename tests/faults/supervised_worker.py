@@ -12,7 +12,7 @@ import psutil
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from tests.services.forked import start
-from tests.services.shop import CELERY
+from tests.services.setup import CELERY
 
 __all__ = ["SupervisedWorker"]
 

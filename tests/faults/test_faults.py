@@ -11,8 +11,8 @@ from tests.conftest import need
 from tests.faults.fault import Fault
 from tests.faults.faults import FAULTS
 from tests.faults.trial import try_fault
-from tests.seeds import seed_for
-from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server
+from tests.plugins.seeds import seed_for
+from tests.services.servers.rabbitmq import RabbitMQServer, find_rabbitmq_server
 
 pytestmark = pytest.mark.timeout(90)
 

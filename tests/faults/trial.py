@@ -9,9 +9,9 @@ from random import Random
 
 from tests.faults.clients import Item
 from tests.faults.fault import Fault
-from tests.faults.stage import Stage
+from tests.faults.setup import Setup
 from tests.faults.verdict import Evidence, Verdict, judge
-from tests.services.rabbitmq import RabbitMQServer
+from tests.services.servers.rabbitmq import RabbitMQServer
 
 __all__ = ["KINDS", "try_fault"]
 
@@ -35,7 +35,7 @@ def try_fault(
     keep: Path | None = None,
 ) -> Verdict:
     """
-    Try one fault on a fresh stage.
+    Try one fault on a fresh setup.
 
     Args:
         fault: What goes wrong.
@@ -56,8 +56,8 @@ def try_fault(
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         place = keep or Path(folder)
         place.mkdir(parents=True, exist_ok=True)
-        with Stage(fault.needs, place, rabbitmq, patience, processes, task=task) as stage:
-            evidence = _play(fault, stage, items, chance, patience)
+        with Setup(fault.needs, place, rabbitmq, patience, processes, task=task) as setup:
+            evidence = _play(fault, setup, items, chance, patience)
     return judge(fault, evidence, verdict)
 
 
@@ -69,35 +69,35 @@ def _items(fault: Fault, chance: Random, size: int) -> list[Item]:
 
 
 def _play(
-    fault: Fault, stage: Stage, items: list[Item], chance: Random, patience: float
+    fault: Fault, setup: Setup, items: list[Item], chance: Random, patience: float
 ) -> Evidence:
-    stage.answers.expect(item.id for item in items)
+    setup.answers.expect(item.id for item in items)
     early = len(items) * 2 // 3
-    stage.clients.send(items[:early])
-    stage.ledger.wait_for(chance.randint(early // 20, early // 2), timeout=60)
+    setup.clients.send(items[:early])
+    setup.ledger.wait_for(chance.randint(early // 20, early // 2), timeout=60)
     time.sleep(chance.uniform(0.0, 0.03))  # anywhere in a batch
-    veterans = set(stage.pool())
+    veterans = set(setup.pool())
     injected = time.monotonic()
-    fault.inject(stage, chance)
+    fault.inject(setup, chance)
     struck = time.monotonic()
     time.sleep(fault.lasts)
-    fault.clear(stage)
+    fault.clear(setup)
     cleared = time.monotonic()
-    stage.clients.send(items[early:])
-    stage.clients.join()
-    stage.answers.wait((item.id for item in items if item.accepted), patience)
-    stage.settle(timeout=3.0)
-    stage.stop_workers()
+    setup.clients.send(items[early:])
+    setup.clients.join()
+    setup.answers.wait((item.id for item in items if item.accepted), patience)
+    setup.settle(timeout=3.0)
+    setup.stop_workers()
     return Evidence(
         items=items,
-        runs=stage.ledger.by_item(),
-        first=dict(stage.answers.first),
-        last=stage.answers.look(item.id for item in items),
-        left=stage.broker.left(),
-        payloads=stage.payloads(),
+        runs=setup.ledger.by_item(),
+        first=dict(setup.answers.first),
+        last=setup.answers.look(item.id for item in items),
+        left=setup.broker.left(),
+        payloads=setup.payloads(),
         injected=injected,
         struck=struck,
         cleared=cleared,
-        victims=stage.victims,
+        victims=setup.victims,
         veterans=veterans,
     )

@@ -22,9 +22,9 @@ import pytest
 import redis
 from kombu import Connection
 
-from tests.conftest import Shop
+from tests.conftest import Setup
 from tests.fuzz.mutants import bytes_mutants, structural_mutants
-from tests.seeds import SEED
+from tests.plugins.seeds import SEED
 from tests.services.hostile import encoded, post, valid
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "4"))
@@ -47,11 +47,11 @@ class Fuzz:
     One run: what was sent, and what became of it.
 
     Args:
-        shop: With a worker.
+        setup: With a worker.
         send: Sends one message, made or mutated; says whether the broker can carry it.
     """
 
-    shop: Shop
+    setup: Setup
     send: Callable[[Any], bool]
     worker: Any = None
     sent: int = 0
@@ -59,7 +59,7 @@ class Fuzz:
 
     def run(self, seconds: float) -> None:
         """Go on in rounds until the time is up; after each, all valid tasks are answered."""
-        self.worker = self.shop.worker("-c", "1")
+        self.worker = self.setup.worker("-c", "1")
         pid = self.worker.pid
         end = time.monotonic() + seconds
         for number in itertools.count(SEED * 1_000_000):
@@ -77,14 +77,14 @@ class Fuzz:
             *bytes_mutants(ROUND, number, payloads),
         ]
         self._store(payloads)
-        record = self.shop.folder / f"round-{number}.json"
+        record = self.setup.folder / f"round-{number}.json"
         record.write_text(json.dumps([_shown(each) for each in mutants]))
         asked = []
         for at, mutant in enumerate(mutants):
             self.sent += self.send(mutant)
             if at % BETWEEN == 0:
                 value: Any = at if at % (2 * BETWEEN) else np.full(5000, at)
-                asked.append((value, self.shop.join.delay(value)))
+                asked.append((value, self.setup.join.delay(value)))
         answers = [result.get(timeout=60) for _, result in asked]
 
         assert [f"{value}-!" for value, _ in asked] == answers, f"round {number}: {record}"
@@ -93,7 +93,7 @@ class Fuzz:
 
     def _store(self, payloads: dict[str, Any]) -> None:
         """Store what is to be beside messages, for as long as it may matter."""
-        with self.shop.memory() as client:
+        with self.setup.memory() as client:
             pipeline = client.pipeline(transaction=False)
             for key, data in payloads.items():
                 name = key.encode(errors="surrogatepass")
@@ -142,10 +142,10 @@ def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
 
 
 @pytest.mark.timeout(SECONDS * 3 + 180)
-def test_redis_worker_survives_fuzzed_messages(shop: Shop, say: Callable[[str], None]):
+def test_redis_worker_survives_fuzzed_messages(setup: Setup, say: Callable[[str], None]):
     """Whatever lies in its lists, the worker answers every valid task and never goes down."""
     lists = itertools.cycle(["celery", "celery", "celery\x06\x163", "celery\x06\x169"])
-    client: redis.Redis = shop.memory()
+    client: redis.Redis = setup.memory()
 
     def send(mutant: Any) -> bool:
         try:
@@ -155,7 +155,7 @@ def test_redis_worker_survives_fuzzed_messages(shop: Shop, say: Callable[[str], 
         client.lpush(next(lists), raw)
         return True
 
-    fuzz = Fuzz(shop, send)
+    fuzz = Fuzz(setup, send)
     fuzz.run(SECONDS)
     client.close()
     say(fuzz.report("Redis"))
@@ -164,9 +164,9 @@ def test_redis_worker_survives_fuzzed_messages(shop: Shop, say: Callable[[str], 
 
 
 @pytest.mark.timeout(SECONDS * 3 + 180)
-def test_rabbitmq_worker_survives_fuzzed_messages(rabbit_shop: Shop, say: Callable[[str], None]):
+def test_rabbitmq_worker_survives_fuzzed_messages(rabbit_setup: Setup, say: Callable[[str], None]):
     """The same with whatever AMQP can carry."""
-    connection = Connection(rabbit_shop.url)
+    connection = Connection(rabbit_setup.url)
 
     def send(mutant: Any) -> bool:
         if isinstance(mutant, bytes):
@@ -177,7 +177,7 @@ def test_rabbitmq_worker_survives_fuzzed_messages(rabbit_shop: Shop, say: Callab
             connection.release()
             return False
 
-    fuzz = Fuzz(rabbit_shop, send)
+    fuzz = Fuzz(rabbit_setup, send)
     fuzz.run(SECONDS)
     connection.release()
     say(fuzz.report("RabbitMQ"))

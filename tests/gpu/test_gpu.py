@@ -14,19 +14,19 @@ import pytest
 from celery_batch import Streamer, ThreadedStreamer
 from celery_batch.runtime.devices import discover
 from celery_batch.telemetry.gpus import find_gpus
-from tests.services.place import SOON
-from tests.services.shop import Shop, open_shop
+from tests.services.setup import Setup, open_setup
+from tests.services.shared_setup import SOON
 
 pytestmark = pytest.mark.skipif(discover() == ["cpu"], reason="no NVIDIA GPU on this machine")
 
-MODULE = "tests.services.gpu_tasks"
+MODULE = "tests.apps.gpu_tasks"
 
 
 @pytest.fixture
-def shop(broker: str, tmp_path: Path) -> Iterator[Shop]:
+def setup(broker: str, tmp_path: Path) -> Iterator[Setup]:
     """The app on an empty Redis."""
-    with open_shop(broker, tmp_path, module=MODULE) as shop:
-        yield shop
+    with open_setup(broker, tmp_path, module=MODULE) as setup:
+        yield setup
 
 
 def get_all(results: list[Any]) -> list[Any]:
@@ -34,10 +34,10 @@ def get_all(results: list[Any]) -> list[Any]:
     return [result.get(timeout=SOON, propagate=False) for result in results]
 
 
-def test_each_process_is_pinned_to_its_gpu(shop: Shop):
+def test_each_process_is_pinned_to_its_gpu(setup: Setup):
     """It sees that one alone, and the worker's main process has not loaded torch."""
-    worker = shop.worker("-c", "2")
-    answers = get_all(shop.where.delay_many(range(40)))
+    worker = setup.worker("-c", "2")
+    answers = get_all(setup.where.delay_many(range(40)))
     maps = Path(f"/proc/{worker.stats()['pid']}/maps").read_text()
 
     assert 2 == len({each["pid"] for each in answers})
@@ -46,13 +46,13 @@ def test_each_process_is_pinned_to_its_gpu(shop: Shop):
     assert "libtorch" not in maps
 
 
-def test_tensors_on_the_gpu_travel(shop: Shop):
+def test_tensors_on_the_gpu_travel(setup: Setup):
     """In both directions, of any floating type; they arrive in the memory of the CPU."""
     torch = pytest.importorskip("torch")
-    shop.worker("-c", "1")
+    setup.worker("-c", "1")
     kinds = [torch.float16, torch.bfloat16, torch.float32, torch.int64]
     sent = [torch.arange(6, dtype=kind).reshape(2, 3).T for kind in kinds]
-    answers = get_all([shop.tensors.delay(each.cuda()) for each in sent])
+    answers = get_all([setup.tensors.delay(each.cuda()) for each in sent])
 
     for each, answer in zip(sent, answers, strict=True):
         (part,) = answer["parts"]
@@ -61,38 +61,38 @@ def test_tensors_on_the_gpu_travel(shop: Shop):
         assert torch.equal(each[0], part)
 
 
-def test_batches_that_do_not_fit_are_halved(shop: Shop):
+def test_batches_that_do_not_fit_are_halved(setup: Setup):
     """All are answered, the process lives, and later batches are no larger than what fitted."""
-    worker = shop.worker("-c", "1")
-    answers = get_all(shop.hungry.delay_many(range(32)))
-    pids = {each["pid"] for each in get_all(shop.where.delay_many(range(8)))}
-    later = shop.hungry.delay_many(range(64))
+    worker = setup.worker("-c", "1")
+    answers = get_all(setup.hungry.delay_many(range(32)))
+    pids = {each["pid"] for each in get_all(setup.where.delay_many(range(8)))}
+    later = setup.hungry.delay_many(range(64))
 
     assert [2 * n for n in range(32)] == answers
     assert [2 * n for n in range(64)] == get_all(later)
-    assert all(each.batch_info.size < shop.ROWS_OF_ALL_MEMORY for each in later)
-    assert pids == {each["pid"] for each in get_all(shop.where.delay_many(range(8)))}
+    assert all(each.batch_info.size < setup.ROWS_OF_ALL_MEMORY for each in later)
+    assert pids == {each["pid"] for each in get_all(setup.where.delay_many(range(8)))}
     assert "out of memory" in worker.log
 
 
-def test_a_gpu_that_fails_for_good_costs_one_process(shop: Shop):
+def test_a_gpu_that_fails_for_good_costs_one_process(setup: Setup):
     """The item at fault fails, all others are answered by a new process."""
-    shop.worker("-c", "1")
-    before = get_all([shop.where.delay(0)])[0]["pid"]
+    setup.worker("-c", "1")
+    before = get_all([setup.where.delay(0)])[0]["pid"]
     items = [*range(8), 5000, *range(8)]
-    answers = get_all(shop.fragile.delay_many(items))
-    after = get_all([shop.where.delay(0)])[0]["pid"]
+    answers = get_all(setup.fragile.delay_many(items))
+    after = get_all([setup.where.delay(0)])[0]["pid"]
 
     assert [2 * n for n in range(8)] * 2 == [*answers[:8], *answers[9:]]
     assert isinstance(answers[8], Exception)
     assert before != after
-    assert [2 * n for n in range(100)] == get_all(shop.fragile.delay_many(range(100)))
+    assert [2 * n for n in range(100)] == get_all(setup.fragile.delay_many(range(100)))
 
 
-def test_rows_are_copied_beside_the_model(shop: Shop):
+def test_rows_are_copied_beside_the_model(setup: Setup):
     """From pinned memory and on a stream of its own; each batch has its own numbers."""
-    worker = shop.worker("-c", "1")
-    answers = get_all(shop.copied.delay_many(range(3000)))
+    worker = setup.worker("-c", "1")
+    answers = get_all(setup.copied.delay_many(range(3000)))
 
     assert [[float(n), float(n)] for n in range(3000)] == answers
     assert worker.ask("batch_stats")["tasks"]["gpu.copied"]["collate_seconds"] > 0
@@ -108,16 +108,16 @@ def image(seed: int) -> bytes:
     return file.getvalue()
 
 
-def test_graphs_answer_as_the_network_does(shop: Shop):
+def test_graphs_answer_as_the_network_does(setup: Setup):
     """In batches of any size, with broken files among them, and while a reload records anew."""
-    worker = shop.worker("-c", "1")
+    worker = setup.worker("-c", "1")
     files = [image(n) for n in range(70)]
     files[33] = b"no picture"
-    plain = get_all([shop.classify.delay(each) for each in files])
-    first = get_all([shop.graphs.delay(each) for each in files])
-    running = [shop.graphs.delay(each) for each in files * 4]
+    plain = get_all([setup.classify.delay(each) for each in files])
+    first = get_all([setup.graphs.delay(each) for each in files])
+    running = [setup.graphs.delay(each) for each in files * 4]
     reply = worker.ask("batch_reload", task="gpu.graphs", wait=SOON)
-    during, after = get_all(running), get_all([shop.graphs.delay(each) for each in files])
+    during, after = get_all(running), get_all([setup.graphs.delay(each) for each in files])
 
     assert "error" not in reply
     for answers in (first, during[:70], during[-70:], after):

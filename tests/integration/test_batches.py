@@ -19,22 +19,22 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from celery_batch import ConfigurationError, QueueFull
 from celery_batch.batches import Batches, SimpleRequest
-from tests.services.place import SOON, Place, eventually
-from tests.services.shop import Shop, open_shop
+from tests.services.setup import Setup, open_setup
+from tests.services.shared_setup import SOON, SharedSetup, eventually
 
-MODULE = "tests.services.requests_app"
+MODULE = "tests.apps.requests_app"
 POOLS = [("-c", "1"), ("-c", "2"), ("-P", "solo"), ("-P", "threads", "-c", "2")]
 _THOROUGH = pytest.mark.thorough("solo and threads over RabbitMQ")
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])
-def shop(request: pytest.FixtureRequest, broker: str, tmp_path: Path) -> Iterator[Shop]:
+def setup(request: pytest.FixtureRequest, broker: str, tmp_path: Path) -> Iterator[Setup]:
     """The app on each of the brokers in turn; its results are in Redis."""
     url = broker
     if request.param == "rabbitmq":
         url = request.getfixturevalue("rabbitmq_server").url
-    with open_shop(url, tmp_path, backend=broker, module=MODULE) as shop:
-        yield shop
+    with open_setup(url, tmp_path, backend=broker, module=MODULE) as setup:
+        yield setup
 
 
 def get_all(results: list[Any]) -> list[Any]:
@@ -43,7 +43,7 @@ def get_all(results: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("shop", "pool"),
+    ("setup", "pool"),
     [
         pytest.param(
             broker,
@@ -54,73 +54,83 @@ def get_all(results: list[Any]) -> list[Any]:
         for broker in ("redis", "rabbitmq")
         for pool in POOLS
     ],
-    indirect=["shop"],
+    indirect=["setup"],
 )
-def test_requests_run_in_batches_and_none_is_left_waiting(shop: Shop, pool: tuple[str, ...]):
+def test_requests_run_in_batches_and_none_is_left_waiting(setup: Setup, pool: tuple[str, ...]):
     """Of any arguments; a batch that raises fails those whose results it has not stored."""
-    shop.worker(*pool)
-    first = [shop.total.delay(1, 2), shop.total.delay(n=3), shop.total.delay(), shop.total.delay(4)]
+    setup.worker(*pool)
+    first = [
+        setup.total.delay(1, 2),
+        setup.total.delay(n=3),
+        setup.total.delay(),
+        setup.total.delay(4),
+    ]
     assert [10] * 4 == get_all(first)
-    lone = shop.total.delay(5)
+    lone = setup.total.delay(5)
     assert 5 == lone.get(timeout=SOON)
-    failing = [shop.total.delay(1), shop.total.delay(13), shop.total.delay(2), shop.total.delay(3)]
+    failing = [
+        setup.total.delay(1),
+        setup.total.delay(13),
+        setup.total.delay(2),
+        setup.total.delay(3),
+    ]
     answers = get_all(failing)
 
     assert 19 == answers[0]
     assert ["no 13"] * 3 == [str(each) for each in answers[1:]]
     assert {ValueError} == {type(each) for each in answers[1:]}
-    assert [4, 1, 4] == [len(batch["items"]) for batch in shop.recall("total")]
+    assert [4, 1, 4] == [len(batch["items"]) for batch in setup.recall("total")]
 
 
-def test_signals_are_sent_once_a_batch(shop: Shop):
+def test_signals_are_sent_once_a_batch(setup: Setup):
     """Received for each request; the others by the batch."""
-    shop.worker("-c", "1")
-    get_all([shop.total.delay(n) for n in range(4)])
-    get_all([shop.total.delay(13) for _ in range(4)])
+    setup.worker("-c", "1")
+    get_all([setup.total.delay(n) for n in range(4)])
+    get_all([setup.total.delay(13) for _ in range(4)])
     found = Counter()
     for kind in ("received", "prerun", "postrun", "success", "failure"):
-        found[kind] = len(shop.recall(kind))
+        found[kind] = len(setup.recall(kind))
 
     assert {"received": 8, "prerun": 2, "postrun": 2, "success": 1, "failure": 1} == found
 
 
-def test_a_request_knows_its_message(each_place: Place):
+def test_a_request_knows_its_message(each_shared: SharedSetup):
     """What celery-batches documents is there."""
-    worker = each_place.worker
-    known = each_place.facts.delay(1, two=[2]).get(timeout=SOON)
+    worker = each_shared.worker
+    known = each_shared.facts.delay(1, two=[2]).get(timeout=SOON)
 
     assert {
         "name": "r.facts",
         "args": [1],
         "kwargs": {"two": [2]},
         "hostname": worker.name,
-        "routing_key": each_place.app.conf.task_default_queue,
+        "routing_key": each_shared.app.conf.task_default_queue,
         "task": "r.facts",
         "ignore_result": False,
         "current": "r.facts",
     } == known
 
 
-def test_a_request_may_be_sent_again_under_its_id(each_place: Place):
+def test_a_request_may_be_sent_again_under_its_id(each_shared: SharedSetup):
     """Then it has not failed, though the batch raised."""
-    results = [each_place.again.delay(n) for n in range(4)]
+    results = [each_shared.again.delay(n) for n in range(4)]
 
     assert [1, 1, 3, 3] == get_all(results)
 
 
 @pytest.mark.parametrize("what", ["unread", "unpickled"])
-def test_an_error_that_no_pickle_brings_back_harms_nobody(each_place: Place, what: str):
+def test_an_error_that_no_pickle_brings_back_harms_nobody(each_shared: SharedSetup, what: str):
     """Callers get an error with its text, and the worker goes on."""
-    answers = get_all([each_place.odd.delay(what) for _ in range(4)])
+    answers = get_all([each_shared.odd.delay(what) for _ in range(4)])
 
     assert all(isinstance(each, Exception) for each in answers)
-    assert 3 == each_place.total.delay(3).get(timeout=SOON)
+    assert 3 == each_shared.total.delay(3).get(timeout=SOON)
 
 
-def test_what_other_threads_store_counts(shop: Shop):
+def test_what_other_threads_store_counts(setup: Setup):
     """The error of the function is none of the calls that have ended before."""
-    worker = shop.worker("-c", "1")
-    answers = get_all([shop.marks.delay(n) for n in range(4)])
+    worker = setup.worker("-c", "1")
+    answers = get_all([setup.marks.delay(n) for n in range(4)])
 
     assert [0, 2, 3] == [answers[0], *answers[2:]]
     assert KeyError("one").args == answers[1].args
@@ -128,49 +138,49 @@ def test_what_other_threads_store_counts(shop: Shop):
 
 
 @pytest.mark.parametrize("what", ["reject", "ignore"])
-def test_messages_may_be_rejected_or_ignored(each_place: Place, what: str):
+def test_messages_may_be_rejected_or_ignored(each_shared: SharedSetup, what: str):
     """No message comes again; since Celery 5.7 a rejected one has a failure."""
-    worker = each_place.worker
-    results = [each_place.rejects.delay(what) for _ in range(4)]
-    eventually(lambda: each_place.recall("rejects"), "a batch")
+    worker = each_shared.worker
+    results = [each_shared.rejects.delay(what) for _ in range(4)]
+    eventually(lambda: each_shared.recall("rejects"), "a batch")
     eventually(lambda: not worker.status()["r.rejects"]["running"], "its end")
 
-    assert 3 == each_place.total.delay(3).get(timeout=SOON)
-    assert 1 == len(each_place.recall("rejects"))
+    assert 3 == each_shared.total.delay(3).get(timeout=SOON)
+    assert 1 == len(each_shared.recall("rejects"))
     if what == "ignore":
         assert [states.PENDING] * 4 == [each.state for each in results]
 
 
-def test_calls_that_want_no_result_store_none(each_place: Place):
+def test_calls_that_want_no_result_store_none(each_shared: SharedSetup):
     """No failure either."""
-    worker = each_place.worker
-    results = [each_place.ignored.delay(n) for n in range(4)]
-    eventually(lambda: each_place.recall("ignored"), "a batch")
+    worker = each_shared.worker
+    results = [each_shared.ignored.delay(n) for n in range(4)]
+    eventually(lambda: each_shared.recall("ignored"), "a batch")
     eventually(lambda: not worker.status()["r.ignored"]["running"], "its end")
 
-    assert [states.PENDING] * 4 == [each_place.app.AsyncResult(each.id).state for each in results]
+    assert [states.PENDING] * 4 == [each_shared.app.AsyncResult(each.id).state for each in results]
 
 
 @pytest.mark.parametrize("name", ["total", "marks"])
-def test_tasks_that_follow_a_failure_are_called(each_place: Place, name: str):
+def test_tasks_that_follow_a_failure_are_called(each_shared: SharedSetup, name: str):
     """Once for each call that failed, whoever marked it."""
-    task, failing = getattr(each_place, name), 13 if name == "total" else 1
-    calls = [task.s(failing).on_error(each_place.note_error.s()) for _ in range(4)]
+    task, failing = getattr(each_shared, name), 13 if name == "total" else 1
+    calls = [task.s(failing).on_error(each_shared.note_error.s()) for _ in range(4)]
     results = [each.apply_async() for each in calls]
     assert all(isinstance(each, Exception) for each in get_all(results))
-    eventually(lambda: len(each_place.recall("errback")) >= 4, "errbacks")
+    eventually(lambda: len(each_shared.recall("errback")) >= 4, "errbacks")
 
     assert sorted(each.id for each in results) == sorted(
-        each["id"] for each in each_place.recall("errback")
+        each["id"] for each in each_shared.recall("errback")
     )
 
 
-def test_callers_are_notified(each_place: Place):
+def test_callers_are_notified(each_shared: SharedSetup):
     """They need not ask the result backend."""
-    with each_place.app.backend.client.pubsub() as listener:
+    with each_shared.app.backend.client.pubsub() as listener:
         listener.psubscribe("*")
         assert "psubscribe" == listener.get_message(timeout=SOON)["type"]
-        result = each_place.total.delay(1)
+        result = each_shared.total.delay(1)
 
         def is_told() -> bool:
             message = listener.get_message(timeout=1)
@@ -180,50 +190,50 @@ def test_callers_are_notified(each_place: Place):
         assert 1 == result.get(timeout=SOON)
 
 
-def test_a_time_limit_fails_what_is_not_stored(each_place: Place):
+def test_a_time_limit_fails_what_is_not_stored(each_shared: SharedSetup):
     """It interrupts the function, and what that has stored stays."""
-    answers = get_all([each_place.slow.delay(n) for n in range(3)])
+    answers = get_all([each_shared.slow.delay(n) for n in range(3)])
 
     assert "first" == answers[0]
     assert [SoftTimeLimitExceeded] * 2 == [type(each) for each in answers[1:]]
-    assert 3 == each_place.total.delay(3).get(timeout=SOON)
+    assert 3 == each_shared.total.delay(3).get(timeout=SOON)
 
 
-def test_a_lost_process_costs_no_request_that_is_acknowledged_late(shop: Shop):
+def test_a_lost_process_costs_no_request_that_is_acknowledged_late(setup: Setup):
     """They run again in another process."""
-    shop.worker("-c", "1")
+    setup.worker("-c", "1")
 
-    assert [1, 9, 2, 3] == get_all([shop.late.delay(n) for n in (1, 9, 2, 3)])
+    assert [1, 9, 2, 3] == get_all([setup.late.delay(n) for n in (1, 9, 2, 3)])
 
 
-def test_revoked_and_expired_requests_are_not_in_a_batch(each_place: Place):
+def test_revoked_and_expired_requests_are_not_in_a_batch(each_shared: SharedSetup):
     """Their callers are told; the others run."""
-    worker = each_place.worker
-    each_place.app.control.revoke("unwanted")
+    worker = each_shared.worker
+    each_shared.app.control.revoke("unwanted")
     eventually(lambda: "unwanted" in worker.ask("revoked"), "a revoked id")
-    unwanted = [each_place.total.apply_async((100,), task_id="unwanted")]
-    if not each_place.url.startswith("amqp"):  # RabbitMQ drops them itself, and nobody is told
-        unwanted.append(each_place.total.apply_async((200,), expires=0.0001))
-    kept = each_place.total.delay(1)
+    unwanted = [each_shared.total.apply_async((100,), task_id="unwanted")]
+    if not each_shared.url.startswith("amqp"):  # RabbitMQ drops them itself, and nobody is told
+        unwanted.append(each_shared.total.apply_async((200,), expires=0.0001))
+    kept = each_shared.total.delay(1)
 
     assert 1 == kept.get(timeout=SOON)
     assert {TaskRevokedError} == {type(each) for each in get_all(unwanted)}
 
 
-def test_nothing_runs_before_its_eta(each_place: Place):
+def test_nothing_runs_before_its_eta(each_shared: SharedSetup):
     """It joins a batch then."""
     began = time.monotonic()
-    result = each_place.total.apply_async((1,), countdown=1.0)
+    result = each_shared.total.apply_async((1,), countdown=1.0)
 
     assert 1 == result.get(timeout=SOON)
     assert time.monotonic() - began >= 1.0
 
 
-def test_a_success_that_stores_nothing_has_no_result(each_place: Place):
+def test_a_success_that_stores_nothing_has_no_result(each_shared: SharedSetup):
     """As in celery-batches; the message is acknowledged."""
-    worker = each_place.worker
-    results = [each_place.silent.delay(n) for n in range(4)]
-    eventually(lambda: each_place.recall("silent"), "a batch")
+    worker = each_shared.worker
+    results = [each_shared.silent.delay(n) for n in range(4)]
+    eventually(lambda: each_shared.recall("silent"), "a batch")
     with pytest.raises(CeleryTimeoutError):
         results[0].get(timeout=0.2)
     eventually(lambda: not worker.status()["r.silent"]["running"], "the end of the batch")
@@ -231,32 +241,32 @@ def test_a_success_that_stores_nothing_has_no_result(each_place: Place):
     assert states.PENDING == results[0].state
 
 
-def test_the_prefetch_is_enough_for_a_batch(shop: Shop):
+def test_the_prefetch_is_enough_for_a_batch(setup: Setup):
     """Whatever Celery's settings say."""
-    shop.worker("-c", "1", "--prefetch-multiplier", "1")
+    setup.worker("-c", "1", "--prefetch-multiplier", "1")
 
-    assert [500] * 500 == get_all(shop.many.delay_many(range(500)))
+    assert [500] * 500 == get_all(setup.many.delay_many(range(500)))
 
 
-def test_events_are_sent_for_each_request(shop: Shop):
+def test_events_are_sent_for_each_request(setup: Setup):
     """As its batch ends."""
-    worker, seen, shown = shop.worker("-c", "1"), Counter[str](), set[str]()
+    worker, seen, shown = setup.worker("-c", "1"), Counter[str](), set[str]()
 
     def note(event: dict[str, Any]) -> None:
         seen.update([event["type"]])
         if event["type"] == "task-succeeded":
             shown.add(event["result"])
 
-    with shop.app.connection_for_read() as connection:
-        receiver = shop.app.events.Receiver(connection, handlers={"*": note})
+    with setup.app.connection_for_read() as connection:
+        receiver = setup.app.events.Receiver(connection, handlers={"*": note})
         with receiver.consumer_context() as (heard, *_):
             while not seen:  # until the broker passes events on
-                shop.app.control.heartbeat(destination=[worker.name])
+                setup.app.control.heartbeat(destination=[worker.name])
                 with suppress(TimeoutError):
                     heard.drain_events(timeout=0.5)
-            totals = set(map(repr, get_all([shop.total.delay(n) for n in range(4)])))
-            get_all([shop.total.delay(13) for _ in range(4)])
-            get_all([shop.again.delay(n) for n in range(0, 8, 2)])  # each is sent again once
+            totals = set(map(repr, get_all([setup.total.delay(n) for n in range(4)])))
+            get_all([setup.total.delay(13) for _ in range(4)])
+            get_all([setup.again.delay(n) for n in range(0, 8, 2)])  # each is sent again once
             while seen["task-failed"] < 4 or seen["task-succeeded"] < 8:
                 heard.drain_events(timeout=SOON)
 
@@ -266,22 +276,22 @@ def test_events_are_sent_for_each_request(shop: Shop):
     assert totals | {"1", "3", "5", "7"} == shown
 
 
-def test_a_chord_ends_with_marked_results(each_place: Place):
+def test_a_chord_ends_with_marked_results(each_shared: SharedSetup):
     """`mark_as_done` counts for the chord of a request."""
-    result = chord([each_place.total.s(n) for n in (1, 2, 3, 4)])(each_place.collect.s())
+    result = chord([each_shared.total.s(n) for n in (1, 2, 3, 4)])(each_shared.collect.s())
 
     assert 40 == result.get(timeout=SOON)
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_messages_are_acknowledged_when_the_task_says(each_place: Place, is_late: bool):  # noqa: FBT001
+def test_messages_are_acknowledged_when_the_task_says(each_shared: SharedSetup, is_late: bool):  # noqa: FBT001
     """Before the batch runs unless `acks_late` is set; by the methods of a class of its own."""
-    task = each_place.watched_late if is_late else each_place.watched
+    task = each_shared.watched_late if is_late else each_shared.watched
     results = [task.delay(n) for n in range(4)]
     acknowledged = get_all(results)
 
     assert [[] if is_late else sorted(each.id for each in results)] * 4 == acknowledged
-    eventually(lambda: len(each_place.recall("ack")) == 4, "acknowledgements")
+    eventually(lambda: len(each_shared.recall("ack")) == 4, "acknowledgements")
 
 
 def test_eager_calls_are_batches_of_one():

@@ -20,10 +20,10 @@ from celery.result import AsyncResult
 
 from celery_batch.processes.managed_process import ManagedProcess
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.place import SOON, eventually
-from tests.services.stage import Stage
+from tests.services.launcher import Launcher
+from tests.services.shared_setup import SOON, eventually
 
-MODULE = "tests.services.batches_examples"
+MODULE = "tests.apps.batches_examples"
 NAMES = ("alder", "birch", "cedar")
 TABLES = """
 CREATE TABLE reading (id INTEGER PRIMARY KEY, sensor TEXT NOT NULL, value INTEGER NOT NULL);
@@ -95,16 +95,16 @@ class Api:
 class Site:
     """A worker of the programs, its database, and the server that they ask."""
 
-    def __init__(self, stage: Stage, options: tuple[str, ...], folder: Path) -> None:
-        self.stage, self.api = stage, Api()
+    def __init__(self, launcher: Launcher, options: tuple[str, ...], folder: Path) -> None:
+        self.launcher, self.api = launcher, Api()
         self._database = folder / "site.sqlite"
         with closing(self._connect()) as connection:
             connection.executescript(TABLES)
-        self.app = stage.client()
-        self.worker: ManagedProcess = stage.worker(
+        self.app = launcher.client()
+        self.worker: ManagedProcess = launcher.worker(
             MODULE,
             *options,
-            STAGE_DATABASE=str(self._database),
+            SMALL_APP_DATABASE=str(self._database),
             EXAMPLES_API=self.api.url,
             no_proxy="127.0.0.1",
         )
@@ -139,8 +139,8 @@ def site(
     kind, *options = request.param
     url = request.getfixturevalue("rabbitmq_server").url if kind == "rabbitmq" else ""
     folder = tmp_path_factory.mktemp("site")
-    with Stage(redis_server, folder, broker=url) as stage:
-        site = Site(stage, tuple(options), folder)
+    with Launcher(redis_server, folder, broker=url) as launcher:
+        site = Site(launcher, tuple(options), folder)
         yield site
         site.api.close()
 
@@ -148,7 +148,7 @@ def site(
 @pytest.fixture(autouse=True)
 def nothing_noted(site: Site) -> None:
     """Forget what other tests have noted."""
-    site.stage.redis.delete("stage:inserted", "stage:updated")
+    site.launcher.redis.delete("stage:inserted", "stage:updated")
     site.api.asked.clear()
     site.api.refused.clear()
 
@@ -171,7 +171,7 @@ def test_rows_are_inserted_in_bulk(site: Site):
     """Each row once, with one statement for each batch."""
     for number in range(300):
         site.call("store_readings", sensor=f"s{number % 7}", value=number)
-    batches = site.stage.await_facts("inserted", 3)
+    batches = site.launcher.await_facts("inserted", 3)
 
     assert [100] * 3 == batches
     rows = site.ask("SELECT sensor, value FROM reading ORDER BY value")
@@ -184,7 +184,7 @@ def test_each_member_is_updated_once(site: Site):
     site.ask("INSERT INTO member (id) VALUES (1), (2), (3)")
     for number in reversed(range(100)):
         site.call("note_visits", 1 + number % 2, first + timedelta(minutes=number))
-    updated = site.stage.await_facts("updated", 1)
+    updated = site.launcher.await_facts("updated", 1)
 
     assert [2] == updated
     rows = site.ask("SELECT last_logged_in FROM member ORDER BY id")

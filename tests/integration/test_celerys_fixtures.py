@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.shop import ROOT
+from tests.services.setup import ROOT
 
 #: Plugins that the user's tests do without; the second takes half a second to import.
 _WITHOUT = ("-p", "no:cacheprovider", "-p", "no:schemathesis")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.stage import Stage
+from tests.services.launcher import Launcher
 
 QOS, BACKEND = "kombu.transport.redis:QoS", "celery.backends.redis:RedisBackend"
 
@@ -71,11 +71,11 @@ def test_celery_does_what_a_fast_path_cannot(
     """The worker says which paths are off and why, and its answers are right."""
     broker, changed, line = CASES[case]
     url = request.getfixturevalue("rabbitmq_server").url if broker == "rabbitmq" else ""
-    with Stage(redis_server, tmp_path, broker=url) as stage:
-        worker = stage.worker(
-            "tests.services.changed_libraries", "-c", "1", CHANGED=" ".join(changed)
+    with Launcher(redis_server, tmp_path, broker=url) as launcher:
+        worker = launcher.worker(
+            "tests.apps.changed_libraries", "-c", "1", CHANGED=" ".join(changed)
         )
-        client = stage.client()
+        client = launcher.client()
         calls = [client.send_task("changed.double", (n,)) for n in range(40)]
         plain = client.send_task("changed.plain", (7,))
         answers = [call.get(timeout=30) for call in calls]

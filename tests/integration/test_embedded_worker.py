@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.shop import ROOT
+from tests.services.setup import ROOT
 
-SUITE = ROOT / "tests" / "services" / "embedded" / "suite.py"
+SUITE = ROOT / "tests" / "apps" / "embedded" / "suite.py"
 
 #: Random canvases of each of the four runs.
 CANVASES = 15

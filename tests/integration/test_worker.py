@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Shop
-from tests.services.place import Place
+from tests.conftest import Setup
+from tests.services.shared_setup import SharedSetup
 
 POOLS = [("-c", "1"), ("-c", "2"), ("-P", "solo"), ("-P", "threads", "-c", "2")]
 
@@ -27,12 +27,12 @@ print(json.dumps([result.get(timeout=30) for result in results]))
 
 
 @pytest.mark.parametrize("options", POOLS, ids=" ".join)
-def test_items_are_answered_one_by_one_and_run_together(shop: Shop, options: tuple[str, ...]):
+def test_items_are_answered_one_by_one_and_run_together(setup: Setup, options: tuple[str, ...]):
     """On each pool every request gets its own answer, from batches within their size."""
-    worker = shop.worker(*options)
-    results = [shop.double.delay(n) for n in range(50)]
+    worker = setup.worker(*options)
+    results = [setup.double.delay(n) for n in range(50)]
     answers = [result.get(timeout=30) for result in results]
-    batches = [fact["items"] for fact in shop.recall("double")]
+    batches = [fact["items"] for fact in setup.recall("double")]
     stats = worker.counted("shop.double", succeeded=50)
 
     assert [2 * n for n in range(50)] == answers
@@ -43,11 +43,11 @@ def test_items_are_answered_one_by_one_and_run_together(shop: Shop, options: tup
     assert len(batches) < 50
 
 
-def test_stock_client_needs_nothing_of_ours(redis_place: Place):
+def test_stock_client_needs_nothing_of_ours(redis_shared: SharedSetup):
     """A plain Celery client in another process sends tasks and gets their results."""
-    queue = redis_place.app.conf.task_default_queue
+    queue = redis_shared.app.conf.task_default_queue
     done = subprocess.run(
-        [sys.executable, "-c", STOCK_CLIENT, redis_place.url, queue],
+        [sys.executable, "-c", STOCK_CLIENT, redis_shared.url, queue],
         capture_output=True,
         text=True,
         check=True,
@@ -57,27 +57,27 @@ def test_stock_client_needs_nothing_of_ours(redis_place: Place):
     assert [2 * n for n in range(40)] == json.loads(done.stdout)
 
 
-def test_ordinary_task_works_as_ever(redis_place: Place):
+def test_ordinary_task_works_as_ever(redis_shared: SharedSetup):
     """A task without our base class shares the worker and notices nothing."""
-    results = [redis_place.plain.delay(n) for n in range(10)]
-    mixed = [redis_place.double.delay(n) for n in range(10)]
+    results = [redis_shared.plain.delay(n) for n in range(10)]
+    mixed = [redis_shared.double.delay(n) for n in range(10)]
 
     assert list(range(1, 11)) == [result.get(timeout=30) for result in results]
     assert [2 * n for n in range(10)] == [result.get(timeout=30) for result in mixed]
 
 
-def test_lone_request_does_not_wait_for_company(shop: Shop):
+def test_lone_request_does_not_wait_for_company(setup: Setup):
     """With nobody else coming, a request leaves after linger, not after max_wait."""
-    worker = shop.worker("-c", "1")
-    shop.double.delay(1).get(timeout=30)
+    worker = setup.worker("-c", "1")
+    setup.double.delay(1).get(timeout=30)
 
     assert {"idle": 1} == worker.status()["shop.double"]["reasons"]
 
 
-def test_full_batches_form_under_load(shop: Shop):
+def test_full_batches_form_under_load(setup: Setup):
     """While the pool is busy requests gather, and leave as full batches."""
-    worker = shop.worker("-c", "1")
-    results = [shop.slow.delay(n) for n in range(64)]
+    worker = setup.worker("-c", "1")
+    results = [setup.slow.delay(n) for n in range(64)]
     for result in results:
         result.get(timeout=30)
     status = worker.status()["shop.slow"]
@@ -86,55 +86,55 @@ def test_full_batches_form_under_load(shop: Shop):
     assert status["reasons"]["full"] >= 4
 
 
-def test_every_parameter_arrives_as_a_list(redis_place: Place):
+def test_every_parameter_arrives_as_a_list(redis_shared: SharedSetup):
     """Positional, default and keyword-only arguments all become lists of one length."""
     results = [
-        redis_place.join.delay("a", "b"),
-        redis_place.join.delay("c"),
-        redis_place.join.delay("d", right="e", sep="+"),
-        redis_place.join.delay(left="f"),
+        redis_shared.join.delay("a", "b"),
+        redis_shared.join.delay("c"),
+        redis_shared.join.delay("d", right="e", sep="+"),
+        redis_shared.join.delay(left="f"),
     ]
 
     assert ["a-b", "c-!", "d+e", "f-!"] == [result.get(timeout=30) for result in results]
 
 
-def test_retry_is_per_item(redis_place: Place):
+def test_retry_is_per_item(redis_shared: SharedSetup):
     """An item that fails with a retryable error is tried again, by Celery's own rules."""
-    results = [redis_place.flaky.delay(n) for n in range(5)]
+    results = [redis_shared.flaky.delay(n) for n in range(5)]
 
     assert list(range(5)) == [result.get(timeout=30) for result in results]
-    assert 10 == len(redis_place.recall("flaky"))
+    assert 10 == len(redis_shared.recall("flaky"))
 
 
-def test_eager_apply_and_direct_calls_are_batches_of_one(shop: Shop):
+def test_eager_apply_and_direct_calls_are_batches_of_one(setup: Setup):
     """Without a worker the task has the same single-item face."""
-    shop.app.conf.task_always_eager = True
+    setup.app.conf.task_always_eager = True
 
-    assert 42 == shop.double(21)
-    assert 42 == shop.double.apply((21,)).get()
-    assert 42 == shop.double.delay(21).get()
-    assert "a+b" == shop.join.delay("a", "b", sep="+").get()
+    assert 42 == setup.double(21)
+    assert 42 == setup.double.apply((21,)).get()
+    assert 42 == setup.double.delay(21).get()
+    assert "a+b" == setup.join.delay("a", "b", sep="+").get()
 
 
-def test_worker_of_another_queue_notices_nothing(shop: Shop):
+def test_worker_of_another_queue_notices_nothing(setup: Setup):
     """A worker that serves none of the batch tasks keeps its prefetch and loads no model."""
-    worker = shop.worker("-c", "1", "-Q", "other")
+    worker = setup.worker("-c", "1", "-Q", "other")
     stats = worker.stats()
 
     assert 4 == stats["prefetch_count"]
     assert {} == worker.status()
-    assert [] == shop.recall("load")
+    assert [] == setup.recall("load")
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_transport_without_an_event_loop(shop: Shop, tmp_path: Path, pool: str):
+def test_transport_without_an_event_loop(setup: Setup, tmp_path: Path, pool: str):
     """Where Celery has no event loop, batches leave on time by another clock."""
     folder = str(tmp_path)
     options = {"data_folder_in": folder, "data_folder_out": folder, "control_folder": folder}
     conf = {"broker_url": "filesystem://", "broker_transport_options": options}
-    shop.app.conf.update(conf)
-    worker = shop.worker("-P", pool, "-c", "1", conf=conf)
-    results = [shop.double.delay(n) for n in range(40)]
+    setup.app.conf.update(conf)
+    worker = setup.worker("-P", pool, "-c", "1", conf=conf)
+    results = [setup.double.delay(n) for n in range(40)]
 
     assert [2 * n for n in range(40)] == [result.get(timeout=30) for result in results]
     assert 40 == worker.status()["shop.double"]["requests"]

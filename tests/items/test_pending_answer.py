@@ -19,7 +19,7 @@ from celery_batch.items.pending_answer import (
     retry_options,
 )
 from celery_batch.runtime.runner import Outcome
-from tests.making import join, make
+from tests.services.making import join, make
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from celery import Celery
 
 from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.payloads.release import PayloadRelease
-from tests.services.place import eventually
+from tests.services.shared_setup import eventually
 
 
 class Request:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.services.shop import ROOT
+from tests.services.setup import ROOT
 
 _ENDLESS = '''
 """Tests with a time limit."""
@@ -28,7 +28,15 @@ def test_waits_for_ever():
 def test_endless_test_ends_its_process(tmp_path: Path):
     """The run fails soon after the time limit, and says where the test was."""
     (tmp_path / "test_endless.py").write_text(_ENDLESS)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.time_limit", "--timeout=1"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "tests.plugins.time_limit",
+        "--timeout=1",
+    ]
     done = subprocess.run(
         [
             *command,

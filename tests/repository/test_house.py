@@ -1,4 +1,4 @@
-"""What ``tests/house.py`` finds, on trees that are made for it."""
+"""What ``tests/repository/house.py`` finds, on trees that are made for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import (
+from tests.repository.house import (
     ALLOWED,
     FOLDERS,
     ROOT,

@@ -1,4 +1,4 @@
-"""What ``tests/lock.py`` finds missing in a lock."""
+"""What ``tests/repository/lock.py`` finds missing in a lock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from tests.lock import LOCK, ROOT, complaints, read, too_new
+from tests.repository.lock import LOCK, ROOT, complaints, read, too_new
 
 
 def _project(*dev: str, asked: tuple[str, ...] = ("celery>=5",)) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from celery_batch.serve.sockets import listening
-from tests.services.ports import quiet_port
+from tests.services.servers.ports import quiet_port
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 Workers and commands that are forked instead of executed, which costs a fifth of the time.
 
 Most of what they do until they are ready is to import Celery, its libraries and our code.
-`start` and `run` have a process at hand that has done so (see `tests.services.mother`).
+`start` and `run` have a process at hand that has done so (see `tests.services.fork_server`).
 With ``THOROUGH`` set they are executed, as users do.
 """
 
@@ -178,7 +178,7 @@ class Forked(ManagedProcess):
 
 class _Process:
     """
-    As much of Popen as is used, for a process that is our mother's child or grandchild.
+    As much of Popen as is used, for a process that is the fork server's child or grandchild.
 
     Args:
         request: What is to run.
@@ -188,7 +188,7 @@ class _Process:
     def __init__(self, request: dict[str, Any], descriptors: Sequence[int]) -> None:
         request["folder"] = str(Path.cwd())
         self._hears, said = os.pipe()
-        socket.send_fds(_mother(), [json.dumps(request).encode()], [*descriptors, said])
+        socket.send_fds(_fork_server(), [json.dumps(request).encode()], [*descriptors, said])
         os.close(said)
         self._words = b""
         self._ended = False
@@ -276,22 +276,22 @@ class Command(_Process):
 
 
 @cache
-def _mother() -> socket.socket:
+def _fork_server() -> socket.socket:
     """Start the process that has imported Celery; it ends when our end of the line is closed."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        mother = subprocess.Popen(
-            [sys.executable, "-m", "tests.services.mother", str(theirs.fileno())],
+        fork_server = subprocess.Popen(
+            [sys.executable, "-m", "tests.services.fork_server", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             cwd=_ROOT,
             env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(_ROOT)},
         )
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-    atexit.register(_part, ours, mother)
+    atexit.register(_part, ours, fork_server)
     return ours
 
 
-def _part(line: socket.socket, mother: subprocess.Popen[bytes]) -> None:
+def _part(line: socket.socket, fork_server: subprocess.Popen[bytes]) -> None:
     line.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        mother.wait(5)
+        fork_server.wait(5)

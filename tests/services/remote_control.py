@@ -10,7 +10,7 @@ from typing import Any
 from kombu import pools
 
 from celery_batch.processes.managed_process import wait_until
-from tests.services.shop import Shop, Worker
+from tests.services.setup import Setup, Worker
 
 __all__ = ["LONG", "RemoteControl"]
 
@@ -20,21 +20,21 @@ LONG = 60.0
 
 class RemoteControl:
     """
-    A shop whose workers get remote control commands.
+    Workers that get remote control commands.
 
     Args:
-        shop: The tests' app `controlled`.
+        setup: The tests' app `controlled`.
         weights: The file that its model is loaded from.
     """
 
-    def __init__(self, shop: Shop, weights: Path) -> None:
-        self.shop, self.weights = shop, weights
+    def __init__(self, setup: Setup, weights: Path) -> None:
+        self.setup, self.weights = setup, weights
 
     def worker(self, *options: str, **env: str) -> Worker:
         """Start a worker of all queues and return when it takes tasks."""
         options = options or ("-c", "1")
-        return self.shop.worker(
-            "-Q", self.shop.QUEUES, *options, CONTROLLED_WEIGHTS=str(self.weights), **env
+        return self.setup.worker(
+            "-Q", self.setup.QUEUES, *options, CONTROLLED_WEIGHTS=str(self.weights), **env
         )
 
     @contextmanager
@@ -65,7 +65,7 @@ class RemoteControl:
 
     def depth(self, queue: str) -> int:
         """Return how many messages wait in the broker for a worker to read them."""
-        with self.shop.app.connection_for_write() as connection:
+        with self.setup.app.connection_for_write() as connection:
             try:
                 found = connection.default_channel.queue_declare(queue, passive=True)
             except connection.channel_errors:  # Redis drops a list that is empty
@@ -74,12 +74,12 @@ class RemoteControl:
 
     def open(self, *gates: str) -> None:
         """Let the batches go on that wait at these gates."""
-        with self.shop.memory() as client:
+        with self.setup.memory() as client:
             client.mset({f"shop:open:{gate}": "yes" for gate in gates})
 
     def reconnect(self) -> None:
         """Have this process use new connections, as all were cut."""
-        app = self.shop.app
+        app = self.setup.app
         app.pool.force_close_all()
         app._pool = app.amqp._producer_pool = None  # as Celery does after a fork
         pools.reset()

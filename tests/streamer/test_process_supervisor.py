@@ -17,8 +17,8 @@ from celery_batch.processes import supervisor
 from celery_batch.streamer import Streamer, process_supervisor, redis_worker
 from celery_batch.streamer.process_supervisor import Job, keep_running
 from celery_batch.streamer.redis_worker import run_redis_workers_forever
-from tests.services.shop import ROOT
-from tests.services.streamed import Told
+from tests.apps.models.streamer_models import Told
+from tests.services.setup import ROOT
 
 
 def die_once(notes: str, how: int) -> None:
@@ -161,7 +161,7 @@ def test_a_main_module_does_not_undo_a_workers_environment(tmp_path: Path):
         "os.environ['CUDA_VISIBLE_DEVICES'] = '1,2'\n"
         "from celery_batch.streamer import Streamer\n"
         "from celery_batch.streamer.process_supervisor import Job, keep_running\n"
-        "from tests.services.streamed import Told\n"
+        "from tests.apps.models.streamer_models import Told\n"
         "def show():\n"
         "    print(first, os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n"
         "if __name__ == '__main__':\n"
@@ -250,7 +250,7 @@ def test_workers_of_a_model_that_cannot_be_loaded_end_at_once(tmp_path):
     main = tmp_path / "main.py"
     main.write_text(
         "from celery_batch import run_redis_workers_forever\n"
-        "from tests.services.streamed import Failing\n"
+        "from tests.apps.models.streamer_models import Failing\n"
         "if __name__ == '__main__':\n"
         "    run_redis_workers_forever(Failing, 8, redis_broker='localhost:1')\n"
     )

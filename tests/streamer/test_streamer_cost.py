@@ -6,7 +6,7 @@ import pytest
 
 from celery_batch.errors import ConfigurationError, InvalidCost
 from celery_batch.streamer import Streamer, ThreadedStreamer
-from tests.services.streamed import Measure, measure, slow_measure
+from tests.apps.models.streamer_models import Measure, measure, slow_measure
 
 BOTH = pytest.mark.parametrize("kind", [ThreadedStreamer, Streamer], ids=["thread", "process"])
 

@@ -25,8 +25,8 @@ from celery_batch.errors import (
 from celery_batch.processes import supervisor
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.streamer import Streamer, worker_pool
-from tests.services.shop import ROOT
-from tests.services.streamed import Failing, Leaving, Lost, Odd, Told, play
+from tests.apps.models.streamer_models import Failing, Leaving, Lost, Odd, Told, play
+from tests.services.setup import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -304,7 +304,7 @@ def test_unguarded_main_is_refused(tmp_path):
     main = tmp_path / "unguarded.py"
     main.write_text(
         "from celery_batch.streamer import Streamer\n"
-        "from tests.services.streamed import play\n"
+        "from tests.apps.models.streamer_models import play\n"
         "print(Streamer(play, 4).predict([1]))\n"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -340,7 +340,7 @@ def test_a_streamer_of_another_module_needs_no_guard(tmp_path):
 _PARENT = """
     import json, sys, time
     from celery_batch.streamer import Streamer
-    from tests.services.streamed import play
+    from tests.apps.models.streamer_models import play
     if __name__ == "__main__":
         streamer = Streamer(play, 1, worker_num=2, wait_for_worker_ready=True)
         pids = {streamer.submit([("sleep", 0.2)]) and streamer.predict(["pid"])[0]
@@ -367,7 +367,7 @@ def test_processes_end_with_a_killed_parent(ending):
 _COPIED = """
     import json, os, sys, time
     from celery_batch.streamer import Streamer
-    from tests.services.streamed import play
+    from tests.apps.models.streamer_models import play
     if __name__ == "__main__":
         streamer = Streamer(play, 1, mp_start_method=sys.argv[1], wait_for_worker_ready=True)
         pid = streamer.predict(["pid"])[0]
@@ -409,7 +409,7 @@ def test_program_that_returns_does_not_wait_for_a_model(in_python):
         textwrap.dedent(
             """
             from celery_batch.streamer import Streamer; from celery_batch.streamer import base
-            from tests.services.streamed import play
+            from tests.apps.models.streamer_models import play
             base.GRACE = 0.1
             if __name__ == "__main__":
                 streamer = Streamer(play, 1, wait_for_worker_ready=True)
@@ -429,7 +429,7 @@ def test_made_before_a_fork_and_used_after(in_python):
             """
             import os, sys
             from celery_batch.streamer import Streamer, ThreadedStreamer
-            from tests.services.streamed import play
+            from tests.apps.models.streamer_models import play
             if __name__ == "__main__":
                 both = [ThreadedStreamer(play, 1), Streamer(play, 1, wait_for_worker_ready=True)]
                 running = [each.submit([("sleep", 0.3)]) for each in both]
@@ -455,7 +455,7 @@ def test_locks_that_a_fork_leaves_behind_are_forgotten(in_python):
             """
             import gc, os, signal, threading
             from celery_batch.streamer import ThreadedStreamer
-            from tests.services.streamed import play
+            from tests.apps.models.streamer_models import play
             streamer = ThreadedStreamer(play, 2)
             whole = streamer.submit([("sleep", 0.5)] * 6)
             held, over = threading.Event(), threading.Event()
@@ -492,7 +492,7 @@ def test_works_in_gevent(in_python):
             monkey.patch_all()
             import gevent
             from celery_batch.streamer import Streamer, ThreadedStreamer
-            from tests.services.streamed import play
+            from tests.apps.models.streamer_models import play
             if __name__ == "__main__":
                 for streamer in ThreadedStreamer(play, 4), Streamer(play, 4):
                     asked = [gevent.spawn(streamer.predict, [n, "size"]) for n in range(8)]

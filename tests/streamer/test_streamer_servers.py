@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
-from tests.services.ports import quiet_port
-from tests.services.shop import ROOT
+from tests.services.servers.ports import quiet_port
+from tests.services.setup import ROOT
 
-SITE = "tests.services.streamed_site"
+SITE = "tests.apps.sites.streamed_site"
 GUNICORN = ("gunicorn", "--preload", "-w", "2", "-k")
 SERVERS = {
     "sync": (*GUNICORN, "sync", f"{SITE}:wsgi", "-b"),

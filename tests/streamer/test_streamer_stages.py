@@ -12,7 +12,7 @@ from celery_batch.runtime.registry import model_calls
 from celery_batch.runtime.stages import has_stages
 from celery_batch.streamer import Streamer, ThreadedStreamer
 from celery_batch.streamer.redis_worker import model_class_of
-from tests.services.streamed import Staged
+from tests.apps.models.streamer_models import Staged
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from celery_batch.errors import (
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.streamer import Streamer, ThreadedStreamer, base
 from celery_batch.testing import HungryModel
-from tests.services.streamed import Exiting, count, drop, play, refill
+from tests.apps.models.streamer_models import Exiting, count, drop, play, refill
 
 
 @pytest.fixture(scope="module", params=[ThreadedStreamer, Streamer], ids=["thread", "process"])

@@ -29,8 +29,8 @@ from celery_batch.processes.redis_server import RedisServer
 from celery_batch.web import django as for_django
 from celery_batch.web import fastapi as for_fastapi
 from celery_batch.web import flask as for_flask
-from tests.services.served_asgi import served_asgi
-from tests.services.shop import Shop, emptied, open_shop
+from tests.services.servers.served_asgi import served_asgi
+from tests.services.setup import Setup, emptied, open_setup
 
 if not settings.configured:
     settings.configure()
@@ -39,11 +39,11 @@ NPY = "application/x-npy"
 
 
 @pytest.fixture(scope="module")
-def served(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+def served(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     """The tests' app with a worker, for all tests of this module."""
-    with open_shop(emptied(redis_server), tmp_path_factory.mktemp("shop")) as shop:
-        shop.worker("-c", "1")
-        yield shop
+    with open_setup(emptied(redis_server), tmp_path_factory.mktemp("shop")) as setup:
+        setup.worker("-c", "1")
+        yield setup
 
 
 @contextmanager
@@ -59,29 +59,29 @@ def served_wsgi(app: Any) -> Iterator[str]:
             thread.join()
 
 
-def flask_app(shop: Shop) -> Flask:
+def flask_app(setup: Setup) -> Flask:
     """Return an app whose views are as short as in the docs."""
     app = Flask(__name__)
     for_flask.register_error_handlers(app)
 
     @app.post("/json")
     def _json() -> Any:
-        return {"outputs": predict(shop.halved, read_npy(request.get_data()), timeout=60)}
+        return {"outputs": predict(setup.halved, read_npy(request.get_data()), timeout=60)}
 
     @app.post("/either")
     def _either() -> Any:
-        outputs = predict(shop.halved, read_npy(request.get_data()), timeout=60)
+        outputs = predict(setup.halved, read_npy(request.get_data()), timeout=60)
         return for_flask.array_response(outputs)
 
     return app
 
 
-def fastapi_app(shop: Shop) -> FastAPI:
+def fastapi_app(setup: Setup) -> FastAPI:
     """Return an app whose response is checked by its annotation."""
     app = FastAPI()
     for_fastapi.add_exception_handlers(app)
-    as_lists = Depends(for_fastapi.predictor(shop.halved, timeout=60))
-    as_arrays = Depends(for_fastapi.predictor(shop.halved, timeout=60, arrays=True))
+    as_lists = Depends(for_fastapi.predictor(setup.halved, timeout=60))
+    as_arrays = Depends(for_fastapi.predictor(setup.halved, timeout=60, arrays=True))
     of_request = for_fastapi.Predictor
 
     @app.post("/json")
@@ -98,16 +98,16 @@ def fastapi_app(shop: Shop) -> FastAPI:
     return app
 
 
-def django_urls(shop: Shop, *, is_async: bool) -> Any:
+def django_urls(setup: Setup, *, is_async: bool) -> Any:
     """Return a site's routes."""
 
     def view(request: HttpRequest) -> HttpResponse:
-        outputs = predict(shop.halved, read_npy(request.body), timeout=60)
+        outputs = predict(setup.halved, read_npy(request.body), timeout=60)
         is_json = request.path == "/json"
         return for_django.array_response(request, {"outputs": outputs} if is_json else outputs)
 
     async def aview(request: HttpRequest) -> HttpResponse:
-        outputs = await apredict(shop.halved, read_npy(request.body), timeout=60)
+        outputs = await apredict(setup.halved, read_npy(request.body), timeout=60)
         is_json = request.path == "/json"
         return for_django.array_response(request, {"outputs": outputs} if is_json else outputs)
 
@@ -118,7 +118,7 @@ def django_urls(shop: Shop, *, is_async: bool) -> Any:
 
 
 @pytest.fixture(scope="module", params=["flask", "fastapi", "django-wsgi", "django-asgi"])
-def post(request: pytest.FixtureRequest, served: Shop) -> Iterator[Callable[..., httpx.Response]]:
+def post(request: pytest.FixtureRequest, served: Setup) -> Iterator[Callable[..., httpx.Response]]:
     """POST of an array to a path of an app of each framework, on a server."""
     is_async = request.param == "django-asgi"
     urls = django_urls(served, is_async=is_async)

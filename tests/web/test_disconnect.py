@@ -15,9 +15,9 @@ from starlette.routing import Route
 from celery_batch.web.disconnect import ClientDisconnected, until_disconnect
 from celery_batch.web.errors import http_error
 from celery_batch.web.predict import apredict
-from tests.services.place import eventually
-from tests.services.served_asgi import served_asgi
-from tests.services.shop import Shop
+from tests.services.servers.served_asgi import served_asgi
+from tests.services.setup import Setup
+from tests.services.shared_setup import eventually
 
 
 class Client:
@@ -131,11 +131,11 @@ def test_a_cancelled_request_is_cancelled():
     asyncio.run(main())
 
 
-def test_a_client_that_goes_has_its_calls_revoked(shop: Shop):
+def test_a_client_that_goes_has_its_calls_revoked(setup: Setup):
     """Under a real server the calls that still wait are revoked, and others are answered."""
-    worker = shop.worker("-c", "1")
-    blocking = shop.sluggish.delay(4.0)
-    eventually(lambda: shop.recall("sluggish"), "a busy worker")
+    worker = setup.worker("-c", "1")
+    blocking = setup.sluggish.delay(4.0)
+    eventually(lambda: setup.recall("sluggish"), "a busy worker")
     waits, seen = [], []
 
     async def view(request: Request) -> Response:
@@ -143,7 +143,7 @@ def test_a_client_that_goes_has_its_calls_revoked(shop: Shop):
         item = await request.json()
         waits.append(item)
         try:
-            answer = apredict(shop.double, [item], timeout=60)
+            answer = apredict(setup.double, [item], timeout=60)
             return JSONResponse(await until_disconnect(request.receive, answer))
         except ClientDisconnected as error:
             seen.append(error)
@@ -166,7 +166,7 @@ def test_a_client_that_goes_has_its_calls_revoked(shop: Shop):
         staying.close()
 
     assert (200, b"[42]") == answer
-    assert [[21]] == [each["items"] for each in shop.recall("double")]
+    assert [[21]] == [each["items"] for each in setup.recall("double")]
     assert 4.0 == blocking.get(timeout=60)
 
 

@@ -18,7 +18,7 @@ from celery_batch import BatchTask
 from celery_batch.errors import QueueFull
 from celery_batch.web.django import areadiness_view, readiness_view
 from celery_batch.web.predict import apredict, predict
-from tests.services.ports import quiet_port
+from tests.services.servers.ports import quiet_port
 
 if not settings.configured:
     settings.configure()

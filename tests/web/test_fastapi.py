@@ -18,10 +18,10 @@ from celery_batch.web.fastapi import (
     readiness_router,
 )
 from celery_batch.web.predict import predict
-from tests.services.place import eventually
-from tests.services.ports import quiet_port
-from tests.services.served_asgi import served_asgi
-from tests.services.shop import Shop
+from tests.services.servers.ports import quiet_port
+from tests.services.servers.served_asgi import served_asgi
+from tests.services.setup import Setup
+from tests.services.shared_setup import eventually
 
 
 @pytest.fixture
@@ -133,11 +133,11 @@ def test_probes_are_told(celery: Celery):
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "http-middleware"])
-def test_a_client_that_goes_has_its_call_revoked(shop: Shop, wrapped: bool):  # noqa: FBT001
+def test_a_client_that_goes_has_its_call_revoked(setup: Setup, wrapped: bool):  # noqa: FBT001
     """What waits in the queue never runs, whether or not a middleware stands between."""
     app = FastAPI()
     add_exception_handlers(app)
-    depends = Depends(predictor(shop.double, timeout=60))
+    depends = Depends(predictor(setup.double, timeout=60))
 
     @app.post("/")
     async def _predict(
@@ -151,17 +151,17 @@ def test_a_client_that_goes_has_its_call_revoked(shop: Shop, wrapped: bool):  # 
         async def _pass(request: Request, call_next: Any) -> Any:
             return await call_next(request)
 
-    worker = shop.worker("-c", "1")
+    worker = setup.worker("-c", "1")
     worker.ask("batch_drain")
-    inspect = shop.app.control.inspect([worker.name], timeout=20.0, limit=1)
+    inspect = setup.app.control.inspect([worker.name], timeout=20.0, limit=1)
     with served_asgi(app) as address:
         leaving = HTTPConnection(address)
         leaving.request("POST", "/", "1", {"Content-Type": "application/json"})
-        with shop.app.connection_for_read() as connection:
+        with setup.app.connection_for_read() as connection:
             eventually(lambda: connection.default_channel._size("celery"), "a call")
         leaving.close()
         eventually(lambda: (inspect.revoked() or {}).get(worker.name), "a revoke")
     worker.ask("batch_resume")
 
-    assert [42] == predict(shop.double, [21], timeout=60)
-    assert [[21]] == [each["items"] for each in shop.recall("double")]
+    assert [42] == predict(setup.double, [21], timeout=60)
+    assert [[21]] == [each["items"] for each in setup.recall("double")]

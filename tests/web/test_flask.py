@@ -14,7 +14,7 @@ from celery_batch import BatchTask
 from celery_batch.errors import QueueFull
 from celery_batch.web.flask import array_response, readiness_blueprint, register_error_handlers
 from celery_batch.web.predict import predict
-from tests.services.ports import quiet_port
+from tests.services.servers.ports import quiet_port
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ from celery_batch.web.errors import http_error
 from celery_batch.web.predict import apredict, predict
 from celery_batch.web.prepare import prepare
 from tests.conftest import need
-from tests.services.place import Place, eventually
-from tests.services.ports import quiet_port
-from tests.services.rabbitmq import RabbitMQServer
-from tests.services.shop import Shop
+from tests.services.servers.ports import quiet_port
+from tests.services.servers.rabbitmq import RabbitMQServer
+from tests.services.setup import Setup
+from tests.services.shared_setup import SharedSetup, eventually
 
 #: Seconds that a request has where time is not the matter.
 AMPLE = 30.0
@@ -46,29 +46,29 @@ def ask(request: pytest.FixtureRequest) -> Callable[..., Any]:
     return request.param
 
 
-def waiting(shop: Shop) -> int:
-    """Return how many calls wait in the queue of the shop's app."""
-    with shop.app.connection_for_read() as connection:
+def waiting(setup: Setup) -> int:
+    """Return how many calls wait in the queue of the tests' app."""
+    with setup.app.connection_for_read() as connection:
         return connection.default_channel._size("celery")
 
 
 @pytest.mark.parametrize("count", [1, 5, 200])
-def test_outputs_come_in_order(each_place: Place, ask: Callable[..., Any], count: int):
+def test_outputs_come_in_order(each_shared: SharedSetup, ask: Callable[..., Any], count: int):
     """One output for each item, on both brokers."""
-    outputs = ask(each_place.double, range(count), timeout=AMPLE)
+    outputs = ask(each_shared.double, range(count), timeout=AMPLE)
 
     assert [2 * n for n in range(count)] == outputs
 
 
-def test_nothing_is_asked_for_no_items(shop: Shop, ask: Callable[..., Any]):
+def test_nothing_is_asked_for_no_items(setup: Setup, ask: Callable[..., Any]):
     """An empty request has an empty answer, without a worker."""
-    assert [] == ask(shop.double, [], timeout=AMPLE)
+    assert [] == ask(setup.double, [], timeout=AMPLE)
 
 
-def test_the_first_error_raises(redis_place: Place, ask: Callable[..., Any]):
+def test_the_first_error_raises(redis_shared: SharedSetup, ask: Callable[..., Any]):
     """An item's error is raised as its task has failed with it, and is the client's own."""
     with pytest.raises(ValueError, match="a bad item") as caught:
-        ask(redis_place.odd, ["a", "bad", "c"], timeout=AMPLE)
+        ask(redis_shared.odd, ["a", "bad", "c"], timeout=AMPLE)
     (note,) = caught.value.__notes__
 
     assert re.fullmatch(r"shop\.odd\[[-0-9a-f]{36}\], item 1; its .* the worker's log", note), note
@@ -77,13 +77,13 @@ def test_the_first_error_raises(redis_place: Place, ask: Callable[..., Any]):
 
 
 @pytest.mark.parametrize("items", ["abc", b"abc", {"a": 1}, 5, None])
-def test_items_are_a_list(shop: Shop, ask: Callable[..., Any], items: Any):
+def test_items_are_a_list(setup: Setup, ask: Callable[..., Any], items: Any):
     """A body's field that is one value is refused as the client's fault; nothing is sent."""
     with pytest.raises(InvalidRow, match="items must be a list") as caught:
-        ask(shop.double, items, timeout=AMPLE)
+        ask(setup.double, items, timeout=AMPLE)
 
     assert 400 == http_error(caught.value).status
-    assert 0 == waiting(shop)
+    assert 0 == waiting(setup)
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,13 @@ def test_items_are_a_list(shop: Shop, ask: Callable[..., Any], items: Any):
     ],
 )
 def test_a_misspelt_option_is_refused(
-    shop: Shop, ask: Callable[..., Any], options: dict[str, Any], words: str
+    setup: Setup, ask: Callable[..., Any], options: dict[str, Any], words: str
 ):
     """It would have no effect, and nobody would notice."""
     with pytest.raises(TypeError, match=f"^predict\\(\\) takes no option {words}"):
-        ask(shop.double, ["a"], timeout=AMPLE, **options)
+        ask(setup.double, ["a"], timeout=AMPLE, **options)
 
-    assert 0 == waiting(shop)
+    assert 0 == waiting(setup)
 
 
 def test_a_task_that_ignores_its_results_is_refused(ask: Callable[..., Any]):
@@ -113,35 +113,35 @@ def test_a_task_that_ignores_its_results_is_refused(ask: Callable[..., Any]):
 
 
 def test_a_task_without_a_result_backend_is_refused(
-    shop: Shop, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    setup: Setup, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
     """Its results could never be had, so nothing is sent."""
-    broker = shop.app.conf.broker_url
+    broker = setup.app.conf.broker_url
     with (
         monkeypatch.context() as patch,
         Celery("silent", broker=broker, set_as_current=False) as app,
     ):
-        patch.delenv("CELERY_RESULT_BACKEND")  # undone before the shop's own is
+        patch.delenv("CELERY_RESULT_BACKEND")  # undone before the setup's own is
         task = app.task(base=BatchTask, name="shop.double")(_same)
         with pytest.raises(ConfigurationError, match="has no result backend"):
             ask(task, ["a"], timeout=AMPLE)
 
-    assert 0 == waiting(shop)
+    assert 0 == waiting(setup)
 
 
-def test_an_error_names_its_item(redis_place: Place, ask: Callable[..., Any]):
+def test_an_error_names_its_item(redis_shared: SharedSetup, ask: Callable[..., Any]):
     """Where there are several items, the error and its HTTP body have its index."""
     with pytest.raises(TaskFailed) as caught:
-        ask(redis_place.odd, ["a", "bad", "c"], timeout=AMPLE)
+        ask(redis_shared.odd, ["a", "bad", "c"], timeout=AMPLE)
 
     assert 1 == caught.value.index
     assert 1 == http_error(caught.value).body["error"]["index"]
 
 
-def test_errors_may_take_the_place_of_outputs(redis_place: Place, ask: Callable[..., Any]):
+def test_errors_may_take_the_place_of_outputs(redis_shared: SharedSetup, ask: Callable[..., Any]):
     """With `return_exceptions` the other items' outputs are not lost."""
     items = ["a", "bad", "c"]
-    first, error, last = ask(redis_place.odd, items, timeout=AMPLE, return_exceptions=True)
+    first, error, last = ask(redis_shared.odd, items, timeout=AMPLE, return_exceptions=True)
 
     assert ("A", "C") == (first, last)
     assert isinstance(error, ValueError)
@@ -150,29 +150,29 @@ def test_errors_may_take_the_place_of_outputs(redis_place: Place, ask: Callable[
 @pytest.mark.parametrize(
     ("ask", "count"), [(predict, 1), (_in_loop, 3)], ids=["predict", "apredict"]
 )
-def test_nothing_is_left_at_the_deadline(shop: Shop, ask: Callable[..., Any], count: int):
+def test_nothing_is_left_at_the_deadline(setup: Setup, ask: Callable[..., Any], count: int):
     """Without a worker it ends in time, and a worker that comes later runs none of it."""
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded, match=f"{count} of {count} items") as caught:
-        ask(shop.double, range(count), timeout=3.0)
+        ask(setup.double, range(count), timeout=3.0)
     took = time.monotonic() - began
-    shop.worker("-c", "1")
-    after = predict(shop.double, [21], timeout=AMPLE)
+    setup.worker("-c", "1")
+    after = predict(setup.double, [21], timeout=AMPLE)
 
     assert 3.0 <= took < 5.0
     assert count == len(caught.value.results)
     assert 504 == http_error(caught.value).status
     assert [42] == after
-    assert [[21]] == [each["items"] for each in shop.recall("double")]
+    assert [[21]] == [each["items"] for each in setup.recall("double")]
 
 
-def test_what_is_late_is_revoked(redis_place: Place, ask: Callable[..., Any]):
+def test_what_is_late_is_revoked(redis_shared: SharedSetup, ask: Callable[..., Any]):
     """A worker hears at the deadline that what still waits is not wanted."""
-    worker = redis_place.worker
-    blocking = redis_place.sluggish.delay(4.0)
-    eventually(lambda: redis_place.recall("sluggish"), "a busy worker")
+    worker = redis_shared.worker
+    blocking = redis_shared.sluggish.delay(4.0)
+    eventually(lambda: redis_shared.recall("sluggish"), "a busy worker")
     with pytest.raises(DeadlineExceeded) as caught:
-        ask(redis_place.double, [1, 2], timeout=1.0)
+        ask(redis_shared.double, [1, 2], timeout=1.0)
     ids = {each.id for each in caught.value.results}
     eventually(lambda: ids <= set(_revoked_ids(worker)), "a revoke")
 
@@ -189,31 +189,31 @@ class _Behind(datetime):
 
 
 def test_a_clock_that_is_behind_is_told(
-    redis_place: Place, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    redis_shared: SharedSetup, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
     """The calls have expired by the worker's clock: nobody looks for a worker that is too slow."""
     monkeypatch.setattr(predict_module, "datetime", _Behind)
     with pytest.raises(DeadlineExceeded, match="clocks of that host and of this one differ"):
-        ask(redis_place.double, [1, 2], timeout=10.0)
+        ask(redis_shared.double, [1, 2], timeout=10.0)
 
 
-def test_what_is_left_finishes(shop: Shop, ask: Callable[..., Any]):
+def test_what_is_left_finishes(setup: Setup, ask: Callable[..., Any]):
     """With `on_timeout="leave"` the calls run after the deadline, and can be asked for."""
     with pytest.raises(DeadlineExceeded) as caught:
-        ask(shop.double, [1, 2], timeout=1.5, on_timeout="leave", expires=60)
-    shop.worker("-c", "1")
+        ask(setup.double, [1, 2], timeout=1.5, on_timeout="leave", expires=60)
+    setup.worker("-c", "1")
 
     assert [2, 4] == [each.get(timeout=AMPLE) for each in caught.value.results]
 
 
-def test_cancelled_calls_are_revoked(shop: Shop):
+def test_cancelled_calls_are_revoked(setup: Setup):
     """A request that is cancelled, as its client has gone, leaves nothing that would run."""
-    worker = shop.worker("-c", "1")
+    worker = setup.worker("-c", "1")
     worker.ask("batch_pause", task="shop.double")
 
     async def ask_and_go() -> None:
         """Cancel when the worker has the calls."""
-        asking = asyncio.ensure_future(apredict(shop.double, [1, 2, 3], timeout=AMPLE))
+        asking = asyncio.ensure_future(apredict(setup.double, [1, 2, 3], timeout=AMPLE))
         await asyncio.to_thread(eventually, lambda: _waiting(worker, "shop.double") == 3, "calls")
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -222,10 +222,10 @@ def test_cancelled_calls_are_revoked(shop: Shop):
     asyncio.run(ask_and_go())
     eventually(lambda: len(_revoked_ids(worker)) == 3, "a revoke")
     worker.ask("batch_resume", task="shop.double")
-    after = predict(shop.double, [21], timeout=AMPLE)
+    after = predict(setup.double, [21], timeout=AMPLE)
 
     assert [42] == after
-    assert [[21]] == [each["items"] for each in shop.recall("double")]
+    assert [[21]] == [each["items"] for each in setup.recall("double")]
 
 
 def _waiting(worker: Any, task: str) -> int:
@@ -235,19 +235,19 @@ def _waiting(worker: Any, task: str) -> int:
 
 def _revoked_ids(worker: Any) -> list[str]:
     """Return the ids that a worker knows as revoked."""
-    app, name = worker.shop.app, worker.name
+    app, name = worker.setup.app, worker.name
     told = app.control.inspect([name], timeout=20.0, limit=1).revoked() or {}
     return told.get(name, [])
 
 
-def test_all_items_have_room_or_none(shop: Shop, ask: Callable[..., Any]):
+def test_all_items_have_room_or_none(setup: Setup, ask: Callable[..., Any]):
     """Under `max_queue` a request with more items than the queue may hold is refused whole."""
-    shop.app.conf.batch_max_queue = 4
+    setup.app.conf.batch_max_queue = 4
     with pytest.raises(QueueFull) as caught:
-        ask(shop.double, range(5), timeout=AMPLE)
+        ask(setup.double, range(5), timeout=AMPLE)
     error = http_error(caught.value)
 
-    assert 0 == waiting(shop)
+    assert 0 == waiting(setup)
     assert 413 == error.status  # five never fit, however long the client waits
     assert {} == error.headers
 
@@ -286,10 +286,10 @@ def test_a_broker_that_is_away_is_told_at_once(
     assert ended - middle < (0.5 if is_prepared else 5.0)
 
 
-def test_a_payload_store_that_is_away_is_no_lost_broker(shop: Shop, ask: Callable[..., Any]):
+def test_a_payload_store_that_is_away_is_no_lost_broker(setup: Setup, ask: Callable[..., Any]):
     """Calls without large arguments are sent meanwhile."""
     store = f"redis://127.0.0.1:{quiet_port()}/0"
-    with Celery("unstored", broker=shop.url, backend=shop.url, set_as_current=False) as app:
+    with Celery("unstored", broker=setup.url, backend=setup.url, set_as_current=False) as app:
         app.conf.update(batch_payload_store=store, task_default_queue="unstored")
         prepare(app)
         task = app.task(base=BatchTask, name="same")(_same)
@@ -298,7 +298,7 @@ def test_a_payload_store_that_is_away_is_no_lost_broker(shop: Shop, ask: Callabl
         with pytest.raises(DeadlineExceeded, match="had no answer"):  # as nobody serves it
             ask(task, [2], timeout=0.5, on_timeout="leave", expires=60)
 
-        with shop.memory() as client:
+        with setup.memory() as client:
             assert client.llen("unstored") == 1
 
 
@@ -352,7 +352,10 @@ _BEFORE = {
 #: Redis has neither channels nor queues to declare, and confirms are awaited alike in every case.
 _ALIKE = {
     *(("redis", before) for before in ("over a new channel", "to a new queue")),
-    *(("rabbitmq confirms", before) for before in ("two", "over a new connection", "to a new queue")),
+    *(
+        ("rabbitmq confirms", before)
+        for before in ("two", "over a new connection", "to a new queue")
+    ),
     *(("no fast path", before) for before in _BEFORE if before != "one"),
 }
 _THOROUGH = pytest.mark.thorough("a broker that hangs, where that makes no difference")
@@ -380,18 +383,18 @@ def test_a_broker_that_hangs_is_told_in_time(
 ):
     """A broker that is stopped, not gone, costs a request no more than its time."""
     is_redis = name in ("redis", "no fast path")
-    shop = request.getfixturevalue("shop" if is_redis else "rabbit_shop")
+    setup = request.getfixturevalue("setup" if is_redis else "rabbit_setup")
     # What the broker reads late, when it goes on, must not lie in the queue of the next test.
-    shop.app.conf.task_default_queue = "hangs"
+    setup.app.conf.task_default_queue = "hangs"
     if name == "no fast path":
-        shop.app.conf.batch_disable_fast_paths = "all"
+        setup.app.conf.batch_disable_fast_paths = "all"
     if name == "rabbitmq confirms":
-        shop.app.conf.broker_transport_options = {"confirm_publish": True}
+        setup.app.conf.broker_transport_options = {"confirm_publish": True}
 
     def is_sent(number: int) -> bool:
         """Whether the broker was fast enough: on a busy machine it may not be at first."""
         try:
-            ask(shop.double, range(number), timeout=0.3)
+            ask(setup.double, range(number), timeout=0.3)
         except DeadlineExceeded:
             return True
         except BrokerUnreachable:
@@ -399,11 +402,11 @@ def test_a_broker_that_hangs_is_told_in_time(
 
     for number in (1, 2):  # so that the process is connected, and listens
         eventually(partial(is_sent, number), "calls that wait for a worker")
-    connect(shop.app)
+    connect(setup.app)
     with suspended(request, "redis" if is_redis else "rabbitmq"):
         began = time.monotonic()
         with pytest.raises((BrokerUnreachable, DeadlineExceeded)):
-            ask(shop.double, range(count), timeout=1.0)
+            ask(setup.double, range(count), timeout=1.0)
         took = time.monotonic() - began
 
     assert took < 2.5
@@ -452,12 +455,12 @@ def test_a_broker_that_refuses_the_login(
         ({"timeout": 2, "on_timeout": "leave", "expires": 1}, "expires must be at least timeout"),
     ],
 )
-def test_bad_options_are_refused(shop: Shop, ask: Callable[..., Any], options: Any, words: str):
+def test_bad_options_are_refused(setup: Setup, ask: Callable[..., Any], options: Any, words: str):
     """What makes no sense is said before anything is sent."""
     with pytest.raises(ConfigurationError, match=words):
-        ask(shop.double, [1], **options)
+        ask(setup.double, [1], **options)
 
-    assert 0 == waiting(shop)
+    assert 0 == waiting(setup)
 
 
 @pytest.mark.parametrize(
@@ -479,7 +482,7 @@ def test_calls_that_cannot_be_waited_for_are_refused(
 
 
 def test_a_coroutine_that_calls_predict_is_warned(
-    redis_place: Place, monkeypatch: pytest.MonkeyPatch
+    redis_shared: SharedSetup, monkeypatch: pytest.MonkeyPatch
 ):
     """It blocks its event loop; the warning names `apredict`."""
     monkeypatch.setattr("celery_batch.client.results.waiting._has_warned", False)
@@ -487,37 +490,41 @@ def test_a_coroutine_that_calls_predict_is_warned(
     async def view() -> list[int]:
         """Block the loop."""
         with pytest.warns(RuntimeWarning, match=r"use `await apredict\(...\)`"):
-            return predict(redis_place.double, [21], timeout=AMPLE)
+            return predict(redis_shared.double, [21], timeout=AMPLE)
 
     assert [42] == asyncio.run(view())
 
 
-def test_an_item_that_cannot_be_sent_is_no_lost_broker(redis_place: Place, ask: Callable[..., Any]):
+def test_an_item_that_cannot_be_sent_is_no_lost_broker(
+    redis_shared: SharedSetup, ask: Callable[..., Any]
+):
     """It fails its own request, and is named, and the next one is served."""
     with pytest.raises(
         EncodeError, match=r"double: .* has an object at \[1\], which the serializer"
     ):
-        ask(redis_place.double, [1, object()], timeout=AMPLE)
+        ask(redis_shared.double, [1, object()], timeout=AMPLE)
     with pytest.raises(
         EncodeError, match=r"has a set at \[0\]\['a'\], .* send a list of its values"
     ):
-        ask(redis_place.double, [{"a": {1, 2}}], timeout=AMPLE)
+        ask(redis_shared.double, [{"a": {1, 2}}], timeout=AMPLE)
 
-    assert [42] == ask(redis_place.double, [21], timeout=AMPLE)
+    assert [42] == ask(redis_shared.double, [21], timeout=AMPLE)
 
 
-def test_a_short_request_closes_the_door_to_nobody(redis_place: Place, ask: Callable[..., Any]):
+def test_a_short_request_closes_the_door_to_nobody(
+    redis_shared: SharedSetup, ask: Callable[..., Any]
+):
     """A first request that has no time to connect does not make the next one fail."""
     with pytest.raises(DeadlineExceeded):
-        ask(redis_place.double, [1], timeout=1e-4)
+        ask(redis_shared.double, [1], timeout=1e-4)
 
-    assert [42] == ask(redis_place.double, [21], timeout=AMPLE)
+    assert [42] == ask(redis_shared.double, [21], timeout=AMPLE)
 
 
 @pytest.mark.parametrize("scheme", ["redis", "amqp"])
 @pytest.mark.parametrize("is_prepared", [True, False])
 def test_a_broker_that_is_slower_than_a_short_request_is_not_away(
-    redis_place: Place,
+    redis_shared: SharedSetup,
     ask: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     scheme: str,
@@ -532,7 +539,7 @@ def test_a_broker_that_is_slower_than_a_short_request_is_not_away(
     ):
         patch.delenv("CELERY_BROKER_URL")  # undone before the place's own is
         url = f"{scheme}://127.0.0.1:{silent.getsockname()[1]}/0"
-        app.conf.update(broker_url=url, result_backend=redis_place.app.conf.result_backend)
+        app.conf.update(broker_url=url, result_backend=redis_shared.app.conf.result_backend)
         if is_prepared:
             prepare(app)
 

@@ -21,8 +21,8 @@ from celery_batch import BatchTask, ConfigurationError, prepare
 from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from tests.conftest import need
 from tests.services.forked import start
-from tests.services.place import eventually
-from tests.services.shop import CELERY
+from tests.services.setup import CELERY
+from tests.services.shared_setup import eventually
 
 #: More than a pool has connections.
 CALLERS = 20

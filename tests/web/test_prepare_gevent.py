@@ -7,7 +7,7 @@ import sys
 
 import psutil
 
-from tests.services.rabbitmq import RabbitMQServer
+from tests.services.servers.rabbitmq import RabbitMQServer
 
 #: Seconds for two tries, each with a new connection; far above that nothing ends them.
 ENDED, HUNG = 15.0, 45.0

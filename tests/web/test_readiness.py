@@ -15,9 +15,9 @@ from celery import Celery
 from celery_batch import BatchTask, Readiness, areadiness, readiness
 from celery_batch.errors import ConfigurationError
 from tests.services.forked import start
-from tests.services.place import eventually
-from tests.services.ports import quiet_port
-from tests.services.shop import CELERY, Shop
+from tests.services.servers.ports import quiet_port
+from tests.services.setup import CELERY, Setup
+from tests.services.shared_setup import eventually
 
 #: A worker on folders for a broker.
 PROGRAM = """
@@ -50,15 +50,15 @@ def probe(request: pytest.FixtureRequest) -> Callable[..., Readiness]:
     return request.param
 
 
-def test_tasks_that_nobody_serves_are_named(each_shop: Shop, probe: Callable[..., Readiness]):
+def test_tasks_that_nobody_serves_are_named(each_setup: Setup, probe: Callable[..., Readiness]):
     """A worker is there for one of two tasks, and later for none; on both brokers."""
-    tasks = [each_shop.double, "shop.elsewhere"]
-    before = probe(each_shop.app, tasks, timeout=30)
-    worker = each_shop.worker("-c", "1")
-    eventually(lambda: probe(each_shop.app, [each_shop.double]).is_ready, "a worker")
-    one_of_two = probe(each_shop.app, tasks, timeout=30)
+    tasks = [each_setup.double, "shop.elsewhere"]
+    before = probe(each_setup.app, tasks, timeout=30)
+    worker = each_setup.worker("-c", "1")
+    eventually(lambda: probe(each_setup.app, [each_setup.double]).is_ready, "a worker")
+    one_of_two = probe(each_setup.app, tasks, timeout=30)
     worker.stop()
-    eventually(lambda: not probe(each_shop.app, [each_shop.double]).is_ready, "nobody")
+    eventually(lambda: not probe(each_setup.app, [each_setup.double]).is_ready, "nobody")
 
     assert (False, {"shop.double", "shop.elsewhere"}) == (before.is_ready, set(before.reasons))
     assert {"shop.elsewhere"} == set(one_of_two.reasons)

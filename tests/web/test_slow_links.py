@@ -16,9 +16,9 @@ from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from celery_batch.web.predict import predict
 from celery_batch.web.prepare import prepare
 from tests.conftest import need
-from tests.services.ports import quiet_port
-from tests.services.rabbitmq import RabbitMQServer
-from tests.services.slow_link import slow_link
+from tests.services.servers.ports import quiet_port
+from tests.services.servers.rabbitmq import RabbitMQServer
+from tests.services.servers.slow_link import slow_link
 
 #: Characters of an input, and bytes a second: it takes twice as long as a command may.
 SIZE, RATE = 8 << 20, 2e6

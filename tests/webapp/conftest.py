@@ -15,8 +15,8 @@ from web_tasks import SEEN
 from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from tests.conftest import need
 from tests.services.forked import start
-from tests.services.ports import quiet_port
-from tests.services.shop import CELERY
+from tests.services.servers.ports import quiet_port
+from tests.services.setup import CELERY
 
 #: The apps' other servers, which are asked in the thorough run.
 _OTHERS = {"flask-gevent", "django-asgi"}

@@ -24,8 +24,8 @@ from celery import Celery
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.processes.redis_server import RedisServer
 from tests.services.forked import start
-from tests.services.ports import quiet_port
-from tests.services.shop import CELERY, ROOT
+from tests.services.servers.ports import quiet_port
+from tests.services.setup import CELERY, ROOT
 from tests.webapp.promised_tasks import GO, SEEN
 
 #: Seconds that anything may take on a slow machine.
@@ -58,7 +58,7 @@ COMMANDS = {
 }
 
 
-class Place:
+class Setup:
     """
     A Redis, a worker, and the web apps, each started when it is first asked for.
 

@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from web_site import MAX_INPUTS, TIMEOUT, environ, error_of
 
-from tests.services.place import eventually as wait_for
+from tests.services.shared_setup import eventually as wait_for
 
 JSON = {"Content-Type": "application/json"}
 

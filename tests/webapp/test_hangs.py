@@ -19,9 +19,9 @@ from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from tests.conftest import need
 from tests.services.forked import start
-from tests.services.ports import quiet_port
-from tests.services.rabbitmq import RabbitMQServer
-from tests.services.shop import CELERY
+from tests.services.servers.ports import quiet_port
+from tests.services.servers.rabbitmq import RabbitMQServer
+from tests.services.setup import CELERY
 
 #: Seconds that a client waits, and further ones for an answer on a busy machine.
 DEADLINE, SLACK = 2.0, 6.0

@@ -18,7 +18,7 @@ from celery_batch.errors import ConfigurationError
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.processes.redis_server import RedisServer
 from tests.services.forked import start
-from tests.services.shop import CELERY, emptied
+from tests.services.setup import CELERY, emptied
 from tests.webapp.browser import chromium, visit, visited
 
 ROOT = Path(__file__).parents[2]
@@ -242,9 +242,9 @@ def test_no_worker_is_explained(tab, idle_url):
         send_burst(page, total=10)
 
         expect(page.locator("[data-stat=waiting]")).to_have_text("11")
-        for place in ("#answer", "#verdict"):
-            expect(page.locator(f"{place} .error")).to_contain_text("No worker is running")
-            expect(page.locator(f"{place} code")).to_contain_text("celery -A page worker")
+        for setup in ("#answer", "#verdict"):
+            expect(page.locator(f"{setup} .error")).to_contain_text("No worker is running")
+            expect(page.locator(f"{setup} code")).to_contain_text("celery -A page worker")
 
 
 def test_a_lost_broker_is_told_and_found_again(tab, idle_url, idle_broker):

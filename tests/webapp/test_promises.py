@@ -16,7 +16,7 @@ import pytest
 
 from celery_batch.processes.redis_server import find_redis_server
 from tests.conftest import need
-from tests.webapp.promised import Load, Place, Server, quick_request, request
+from tests.webapp.promised import Load, Server, Setup, quick_request, request
 from tests.webapp.promised_tasks import BATCH, CAPACITY, HOLD, SECONDS, SEEN
 
 #: FastAPI in each run, the other servers in the thorough one.
@@ -36,85 +36,85 @@ GROWTH, THREADS, FILES = 8 << 20, 40, 30
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     """The servers of all tests here."""
     need(find_redis_server)
     folder = Path(tempfile.mkdtemp(prefix="web-"))  # pytest's own may be too long for a socket
-    place = Place(folder, tmp_path_factory.mktemp("logs"))
-    yield place
-    place.close()
+    setup = Setup(folder, tmp_path_factory.mktemp("logs"))
+    yield setup
+    setup.close()
     shutil.rmtree(folder)
 
 
 @each_server
 def test_nothing_is_left_at_the_deadline(
-    place: Place, kind: str, capsys: pytest.CaptureFixture[str]
+    setup: Setup, kind: str, capsys: pytest.CaptureFixture[str]
 ):
     """Without a worker a request ends at its deadline, and a later worker runs nothing of it."""
-    server = place.server(kind)
-    place.stop_worker()
+    server = setup.server(kind)
+    setup.stop_worker()
     with server.gone(request("gone", "gone", timeout=2.0)):
-        place.until(place.queued, "a request that is sent", server.child)
+        setup.until(setup.queued, "a request that is sent", server.child)
     load = server.in_turn(BATCH, [request(f"late {n}", timeout=2.0) for n in range(BATCH)])
-    place.worker  # noqa: B018 (starts it)
+    setup.worker  # noqa: B018 (starts it)
     after = server.predict("after")
-    say(capsys, f"{kind}, no worker, a deadline of 2 s: {load}; run later: {place.seen()}")
+    say(capsys, f"{kind}, no worker, a deadline of 2 s: {load}; run later: {setup.seen()}")
 
     assert load.counts.keys() <= {503, 504}
     assert load.is_helpful
     assert load.slowest < 2.0 + SLACK
     assert 200 == after.status
-    assert ["after"] == place.seen()
+    assert ["after"] == setup.seen()
 
 
 def test_a_client_that_goes_costs_the_model_nothing(
-    place: Place, capsys: pytest.CaptureFixture[str]
+    setup: Setup, capsys: pytest.CaptureFixture[str]
 ):
     """What still waits for a client that disconnects never runs on a worker that is busy."""
-    server, worker = place.server("fastapi"), place.worker
-    place.client.delete(SEEN)
+    server, worker = setup.server("fastapi"), setup.worker
+    setup.client.delete(SEEN)
     with ThreadPoolExecutor(2) as clients:
         running = clients.submit(server.predict, HOLD)
-        place.until(place.seen, "a busy model", worker)
+        setup.until(setup.seen, "a busy model", worker)
         ready = clients.submit(server.predict, *["ready"] * BATCH)
-        place.until(lambda: has(place, running=2, waiting=0), "a batch that waits", worker)
+        setup.until(lambda: has(setup, running=2, waiting=0), "a batch that waits", worker)
         with server.gone(request("gone", "gone")):
-            place.until(lambda: has(place, running=2, waiting=2), "what is revoked", worker)
-        place.until(lambda: len(place.ask("revoked")) >= 2, "a revoke", worker)
-        place.let_go()
+            setup.until(lambda: has(setup, running=2, waiting=2), "what is revoked", worker)
+        setup.until(lambda: len(setup.ask("revoked")) >= 2, "a revoke", worker)
+        setup.let_go()
         assert [200, 200] == [running.result().status, ready.result().status]
     after = server.predict("after")
-    say(capsys, f"fastapi, 2 items of a client that disconnects; run: {place.seen()}")
+    say(capsys, f"fastapi, 2 items of a client that disconnects; run: {setup.seen()}")
 
     assert 200 == after.status
-    assert [HOLD, *["ready"] * BATCH, "after"] == place.seen()
+    assert [HOLD, *["ready"] * BATCH, "after"] == setup.seen()
 
 
-def has(place: Place, **numbers: int) -> bool:
+def has(setup: Setup, **numbers: int) -> bool:
     """Return whether the worker has so many batches running, and so many calls waiting."""
-    return numbers.items() <= place.ask("batch_status")["promised.answer"].items()
+    return numbers.items() <= setup.ask("batch_status")["promised.answer"].items()
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seconds", [4.0, pytest.param(30.0, marks=THOROUGH)])
 @each_server
 def test_goodput_at_ten_times_the_load(
-    place: Place, kind: str, seconds: float, capsys: pytest.CaptureFixture[str]
+    setup: Setup, kind: str, seconds: float, capsys: pytest.CaptureFixture[str]
 ):
     """What is too much is refused at once, and the model's work goes into answers."""
-    server = place.server(kind)
-    place.worker  # noqa: B018 (starts it)
+    server = setup.server(kind)
+    setup.worker  # noqa: B018 (starts it)
     messages = [request(f"item {n}") for n in range(int(seconds * CAPACITY))]
     server.in_turn(2 * BATCH, messages[: 2 * BATCH])  # connections and threads are there
     alone = server.in_turn(2 * BATCH, messages)
-    place.client.delete(SEEN)
+    setup.client.delete(SEEN)
     load = asyncio.run(server.steady(10 * CAPACITY, seconds))
     say(capsys, f"{kind} alone: {alone}", f"{kind} at ten times the load: {load}")
 
     assert {200} == set(alone.counts)
     assert {200, 429} == set(load.counts)
     assert load.is_helpful
-    assert load.counts[200] == len(place.seen())
+    assert load.counts[200] == len(setup.seen())
     # A few seconds beside other tests show a collapse; the full time shows what is promised.
     share, most = (0.9, SECONDS) if seconds >= 30 else (0.5, math.inf)
     assert load.goodput > share * alone.goodput
@@ -130,22 +130,22 @@ def say(capsys: pytest.CaptureFixture[str], *lines: str) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", [500, pytest.param(100_000, marks=THOROUGH)])
 @each_server
-def test_nothing_grows(place: Place, kind: str, count: int, capsys: pytest.CaptureFixture[str]):
+def test_nothing_grows(setup: Setup, kind: str, count: int, capsys: pytest.CaptureFixture[str]):
     """After very many requests, some of them abandoned, a web process uses what it did before."""
-    server = place.server(kind)
-    place.worker  # noqa: B018 (starts it)
+    server = setup.server(kind)
+    setup.worker  # noqa: B018 (starts it)
     visit(server, 1_000)  # caches and pools are full
-    before = footprint(place, server)
+    before = footprint(setup, server)
     load = visit(server, count)
 
     def settled() -> bool:
-        now = footprint(place, server)
+        now = footprint(setup, server)
         return now.threads <= before.threads + THREADS and (
             now.files <= before.files + FILES and now.keys <= before.keys
         )
 
-    place.until(settled, "as few threads, files and keys as before", server.child)
-    after = footprint(place, server)
+    setup.until(settled, "as few threads, files and keys as before", server.child)
+    after = footprint(setup, server)
     say(capsys, f"{kind}: {load}", f"before: {before}", f"after {count}: {after}")
 
     assert {200} == set(load.counts)
@@ -177,44 +177,44 @@ class Footprint(NamedTuple):
         return f"{mib:.1f} MiB, {self.threads} threads, {self.files} files, {len(self.keys)} keys"
 
 
-def footprint(place: Place, server: Server) -> Footprint:
+def footprint(setup: Setup, server: Server) -> Footprint:
     """Return what a server uses now."""
     family = psutil.Process(server.child.pid).children(recursive=True)
     process = max(family, key=lambda each: each.memory_info().rss)
-    keys = frozenset(key for key in place.client.scan_iter() if "-meta-" not in key)
+    keys = frozenset(key for key in setup.client.scan_iter() if "-meta-" not in key)
     return Footprint(process.memory_info().rss, process.num_threads(), process.num_fds(), keys)
 
 
 @each_server
-def test_a_killed_worker(place: Place, kind: str, capsys: pytest.CaptureFixture[str]):
+def test_a_killed_worker(setup: Setup, kind: str, capsys: pytest.CaptureFixture[str]):
     """While a worker is killed under load and another starts, all are answered in time."""
-    server = place.server(kind)
-    place.worker  # noqa: B018 (starts it)
+    server = setup.server(kind)
+    setup.worker  # noqa: B018 (starts it)
 
     def kill() -> None:
-        place.kill_worker()
-        place.worker  # noqa: B018 (starts another)
+        setup.kill_worker()
+        setup.worker  # noqa: B018 (starts another)
 
     load = under_load(server, kill)
     say(capsys, f"{kind}, worker killed: {load}")
     check(load)
 
-    place.until(lambda: server.predict("afterwards").status == 200, "an answer", place.worker)
+    setup.until(lambda: server.predict("afterwards").status == 200, "an answer", setup.worker)
 
 
 @each_server
-def test_a_restart_of_redis(place: Place, kind: str, capsys: pytest.CaptureFixture[str]):
+def test_a_restart_of_redis(setup: Setup, kind: str, capsys: pytest.CaptureFixture[str]):
     """While Redis restarts under load all are answered in time, and then it goes on by itself."""
-    server, worker = place.server(kind), place.worker
+    server, worker = setup.server(kind), setup.worker
 
     def restart() -> None:
-        place.redis.stop()
-        place.redis.start()
+        setup.redis.stop()
+        setup.redis.start()
 
     load = under_load(server, restart)
     say(capsys, f"{kind}, Redis restarted: {load}")
     check(load)
-    place.until(lambda: server.predict("again", timeout=2.0).status == 200, "an answer", worker)
+    setup.until(lambda: server.predict("again", timeout=2.0).status == 200, "an answer", worker)
 
     assert {200} == set(server.in_turn(2, [request("well")] * 8).counts)
 

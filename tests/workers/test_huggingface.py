@@ -12,7 +12,7 @@ import pytest
 from celery import Celery
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
-from tests.services.tiny_transformer import POSITIONS, WORDS, save_classifier
+from tests.apps.models.tiny_transformer import POSITIONS, WORDS, save_classifier
 
 #: Of many lengths; one has no words, and one more than the model reads.
 DRAW = random.Random(7)  # noqa: S311 (to be repeated, not to be secret)

@@ -18,7 +18,7 @@ from celery_batch import BatchTask, ConfigurationError, PartlySent, QueueFull
 from celery_batch.client.publish.publisher import Publisher
 from tests.client.conftest import Sender
 from tests.client.publish.test_sending import counted, texts, warmed
-from tests.services.ports import quiet_port
+from tests.services.servers.ports import quiet_port
 
 
 def test_many_calls_of_a_coroutine_are_one_write(sender: Callable[..., Sender]) -> None:

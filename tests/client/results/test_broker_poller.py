@@ -15,7 +15,7 @@ from celery_batch.client import background, queue_depth, served
 from celery_batch.client.background import BrokerPoller
 from celery_batch.client.queue_depth import DepthPoller
 from celery_batch.client.served import ServedPoller
-from tests.services.place import eventually
+from tests.services.shared_setup import eventually
 
 
 class Reader:

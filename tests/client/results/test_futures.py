@@ -21,7 +21,7 @@ from celery_batch.protocol import LARGEST_VALUE
 from celery_batch.streamer.redis_streamer import RequestFuture
 from tests.services.eventually import eventually
 from tests.services.fake_worker import FakeWorker
-from tests.services.shop import emptied
+from tests.services.setup import emptied
 
 SOON = 20.0
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.shop import emptied
+from tests.services.setup import emptied
 
 _START = """
     import asyncio, os, sys, threading, time

@@ -13,14 +13,14 @@ import pytest
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
 from tests.services.forked import begin, run, start
-from tests.services.shop import CELERY
+from tests.services.setup import CELERY
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 
 
 @dataclass
-class Place:
+class Setup:
     """A Redis and a worker, and the command beside them."""
 
     env: dict[str, str]
@@ -71,10 +71,10 @@ def served(tmp_path_factory):
 
 
 @pytest.fixture
-def place(served, tmp_path):
+def setup(served, tmp_path):
     """The command in an empty folder."""
     redis, env = served
-    return Place(env, redis, tmp_path)
+    return Setup(env, redis, tmp_path)
 
 
 @pytest.fixture

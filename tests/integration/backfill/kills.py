@@ -21,7 +21,7 @@ import psutil
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
 from tests.services.forked import begin, start
-from tests.services.shop import CELERY
+from tests.services.setup import CELERY
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

@@ -19,21 +19,21 @@ def vectors(rows=ROWS):
     return np.arange(100, 100 + rows, dtype="f4")[:, None] * np.ones(8, "f4")
 
 
-def files(place, source="in.npy", output="out.npy"):
+def files(setup, source="in.npy", output="out.npy"):
     """Return the options that name an input and an output."""
-    return ["--input", str(place.folder / source), "--output", str(place.folder / output)]
+    return ["--input", str(setup.folder / source), "--output", str(setup.folder / output)]
 
 
-def test_an_array_goes_in_and_out(place):
+def test_an_array_goes_in_and_out(setup):
     """Each row is an item, and the output has a row for each, of the outputs' dtype."""
-    np.save(place.folder / "in.npy", vectors(500).astype("f2"))
-    done = place.run("backfill_tasks.scaled", *files(place))
-    found = np.load(place.folder / "out.npy", mmap_mode="r", allow_pickle=False)
+    np.save(setup.folder / "in.npy", vectors(500).astype("f2"))
+    done = setup.run("backfill_tasks.scaled", *files(setup))
+    found = np.load(setup.folder / "out.npy", mmap_mode="r", allow_pickle=False)
 
     assert 0 == done.returncode, done.stderr
     assert (np.float16, (500, 8)) == (found.dtype, found.shape)
     assert np.array_equal(2 * vectors(500).astype("f2"), found)
-    assert ["in.npy", "out.npy", "out.npy.about"] == sorted(p.name for p in place.folder.iterdir())
+    assert ["in.npy", "out.npy", "out.npy.about"] == sorted(p.name for p in setup.folder.iterdir())
 
 
 _THOROUGH = pytest.mark.thorough("each way to end a backfill of an array, in each order")
@@ -50,11 +50,11 @@ _THOROUGH = pytest.mark.thorough("each way to end a backfill of an array, in eac
         ),
     ],
 )
-def test_a_killed_backfill_of_an_array_goes_on(place, kill, options):
+def test_a_killed_backfill_of_an_array_goes_on(setup, kill, options):
     """The same command ends with all rows, each in its place."""
-    np.save(place.folder / "in.npy", vectors())
-    process = place.begin("backfill_tasks.scaled", *files(place), *options)
-    partial = place.folder / "out.npy.partial"
+    np.save(setup.folder / "in.npy", vectors())
+    process = setup.begin("backfill_tasks.scaled", *files(setup), *options)
+    partial = setup.folder / "out.npy.partial"
     until = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < until:
         if partial.exists() and partial.stat().st_size > 30_000:
@@ -62,22 +62,22 @@ def test_a_killed_backfill_of_an_array_goes_on(place, kill, options):
             break
         time.sleep(0.005)
     process.wait(60)
-    assert not (place.folder / "out.npy").exists()
-    done = place.run("backfill_tasks.scaled", *files(place), *options)
+    assert not (setup.folder / "out.npy").exists()
+    done = setup.run("backfill_tasks.scaled", *files(setup), *options)
 
     assert 0 == done.returncode, done.stderr
     assert " 0 rows" not in done.stderr
-    assert np.array_equal(2 * vectors(), np.load(place.folder / "out.npy"))
+    assert np.array_equal(2 * vectors(), np.load(setup.folder / "out.npy"))
 
 
-def test_rows_that_fail_are_filled_and_run_again(place):
+def test_rows_that_fail_are_filled_and_run_again(setup):
     """An error, and an output of another shape, which names both; the others stay in place."""
     array = vectors(40)
     array[[5, 6], 0] = 13, 14
-    np.save(place.folder / "in.npy", array)
-    done = place.run("backfill_tasks.scaled", *files(place))
-    found = np.load(place.folder / "out.npy")
-    lines = (place.folder / "out.npy.errors").read_text().splitlines()
+    np.save(setup.folder / "in.npy", array)
+    done = setup.run("backfill_tasks.scaled", *files(setup))
+    found = np.load(setup.folder / "out.npy")
+    lines = (setup.folder / "out.npy.errors").read_text().splitlines()
     first, second = map(json.loads, lines)
 
     assert 1 == done.returncode
@@ -92,35 +92,35 @@ def test_rows_that_fail_are_filled_and_run_again(place):
     assert second["error"] in done.stderr
 
     array[[5, 6], 0] = 13, 100
-    np.save(place.folder / "in.npy", array)
-    done = place.run("backfill_tasks.scaled", *files(place), "--retry-errors")
-    found = np.load(place.folder / "out.npy")
+    np.save(setup.folder / "in.npy", array)
+    done = setup.run("backfill_tasks.scaled", *files(setup), "--retry-errors")
+    found = np.load(setup.folder / "out.npy")
     assert (1, [5]) == (done.returncode, np.flatnonzero(np.isnan(found).any(1)).tolist())
     assert np.array_equal(2 * array[6:], found[6:])
 
 
-def test_outputs_that_are_no_arrays_stop_it(place):
+def test_outputs_that_are_no_arrays_stop_it(setup):
     """Before all are computed in vain, with the way out; another output takes them."""
-    np.save(place.folder / "in.npy", vectors(200))
-    refused = place.run("backfill_tasks.named", *files(place))
-    taken = place.run("backfill_tasks.named", *files(place, output="out.jsonl"))
+    np.save(setup.folder / "in.npy", vectors(200))
+    refused = setup.run("backfill_tasks.named", *files(setup))
+    taken = setup.run("backfill_tasks.named", *files(setup, output="out.jsonl"))
 
     assert (1, 0) == (refused.returncode, taken.returncode), taken.stderr
     assert "the output of row 1 is no row of an array, since a dict is no array" in refused.stderr
     assert "name a .jsonl or .parquet output" in refused.stderr
-    assert not (place.folder / "out.npy.partial").exists()
-    last = place.answers()[-1]
+    assert not (setup.folder / "out.npy.partial").exists()
+    last = setup.answers()[-1]
     assert {"key": "200", "output": {"double": [598.0] * 8, "sum": 8 * 299.0}} == last
 
 
-def test_list_columns_go_in_and_out(place):
+def test_list_columns_go_in_and_out(setup):
     """A column of lists is one of arrays for the model, and so are the outputs in the file."""
     table = pa.table({"id": ["a", "b", "c"], "vector": [[1.0, 2.0], [13.0, 0.0], [14.0, 3.0]]})
     kind = pa.list_(pa.float32())
     table = table.set_column(1, "vector", table["vector"].cast(kind))
-    pq.write_table(table, place.folder / "in.parquet")
-    done = place.run("backfill_tasks.scaled", *files(place, "in.parquet", "out.parquet"))
-    found = pq.read_table(place.folder / "out.parquet")
+    pq.write_table(table, setup.folder / "in.parquet")
+    done = setup.run("backfill_tasks.scaled", *files(setup, "in.parquet", "out.parquet"))
+    found = pq.read_table(setup.folder / "out.parquet")
 
     assert 1 == done.returncode
     assert kind == found.schema.field("output").type
@@ -129,19 +129,19 @@ def test_list_columns_go_in_and_out(place):
     assert [None, "ValueError: bad vector", None] == found["error"].to_pylist()
 
 
-def test_numbers_are_items_of_an_array_of_one_dimension(place):
+def test_numbers_are_items_of_an_array_of_one_dimension(setup):
     """Their outputs are another one."""
-    np.save(place.folder / "in.npy", np.arange(20, 60))
-    done = place.run("backfill_tasks.double", *files(place))
+    np.save(setup.folder / "in.npy", np.arange(20, 60))
+    done = setup.run("backfill_tasks.double", *files(setup))
 
     assert 0 == done.returncode, done.stderr
-    assert np.array_equal(2 * np.arange(20, 60), np.load(place.folder / "out.npy"))
+    assert np.array_equal(2 * np.arange(20, 60), np.load(setup.folder / "out.npy"))
 
 
-def test_an_array_is_an_iterable_of_items(app, place):
+def test_an_array_is_an_iterable_of_items(app, setup):
     """In Python, too: a file that is mapped to memory, and each answer has an array."""
-    np.save(place.folder / "in.npy", vectors(50))
-    items = np.load(place.folder / "in.npy", mmap_mode="r")
+    np.save(setup.folder / "in.npy", vectors(50))
+    items = np.load(setup.folder / "in.npy", mmap_mode="r")
     found = list(app.scaled.backfill(items))
 
     assert [""] * 50 == [each.error for each in found]

@@ -16,7 +16,7 @@ from celery_batch.backfill.engine import Backfill, limits_of
 from celery_batch.backfill.window import Limits, Row
 from celery_batch.client.results.pending import PendingResults
 from celery_batch.processes.managed_process import wait_until
-from tests.seeds import seed_for
+from tests.plugins.seeds import seed_for
 
 MANY = 4000
 
@@ -36,26 +36,26 @@ def expected(number):
     ]
 
 
-def test_every_row_has_its_answer_in_order(place):
+def test_every_row_has_its_answer_in_order(setup):
     """Outputs and errors come in the input's order, and the exit code says that some failed."""
-    place.write(rows(500))
-    done = place.run("backfill_tasks.double")
+    setup.write(rows(500))
+    done = setup.run("backfill_tasks.double")
 
-    assert (1, expected(500)) == (done.returncode, place.answers())
+    assert (1, expected(500)) == (done.returncode, setup.answers())
     assert "500 rows, 5 failed" in done.stderr
     assert ["in.jsonl", "out.jsonl", "out.jsonl.about", "out.jsonl.errors"] == sorted(
-        each.name for each in place.folder.iterdir()
+        each.name for each in setup.folder.iterdir()
     )
 
 
-def test_only_the_first_rows_are_run(place):
+def test_only_the_first_rows_are_run(setup):
     """The limit counts rows of the input, failed ones too, and makes a complete output of them."""
-    place.write(rows(300))
-    done = place.run("backfill_tasks.double", "--limit", "50")
-    again = place.run("backfill_tasks.double", "--limit", "50")
-    more = place.run("backfill_tasks.double", "--limit", "60")
+    setup.write(rows(300))
+    done = setup.run("backfill_tasks.double", "--limit", "50")
+    again = setup.run("backfill_tasks.double", "--limit", "50")
+    more = setup.run("backfill_tasks.double", "--limit", "60")
 
-    assert (1, expected(50)) == (done.returncode, place.answers())
+    assert (1, expected(50)) == (done.returncode, setup.answers())
     assert "50 rows, 1 failed" in done.stderr
     assert 1 == again.returncode
     assert "is complete already; --retry-errors runs its 1 failed row again" in again.stderr
@@ -63,16 +63,16 @@ def test_only_the_first_rows_are_run(place):
     assert "--limit was 50 then, and is 60 now; use --restart" in more.stderr
 
 
-def test_a_limit_counts_what_an_earlier_run_has_answered(place):
+def test_a_limit_counts_what_an_earlier_run_has_answered(setup):
     """An interrupted command with a limit goes on up to it, and no further."""
-    place.write([{"number": 13}] * 20 + rows(2000))
-    stopped = place.run(
+    setup.write([{"number": 13}] * 20 + rows(2000))
+    stopped = setup.run(
         "backfill_tasks.double", "--limit", "40", "--max-errors", "10", "--window", "8"
     )
-    begun = place.folder / "out.jsonl.partial"
+    begun = setup.folder / "out.jsonl.partial"
     before = len(begun.read_text().splitlines()) - 1  # without the line that says of what
-    other = place.run("backfill_tasks.double", "--limit", "30")
-    done = place.run("backfill_tasks.double", "--limit", "40")
+    other = setup.run("backfill_tasks.double", "--limit", "30")
+    done = setup.run("backfill_tasks.double", "--limit", "40")
 
     assert "more than --max-errors allows" in stopped.stderr
     assert 0 < before < 40
@@ -80,89 +80,89 @@ def test_a_limit_counts_what_an_earlier_run_has_answered(place):
     assert 1 == done.returncode
     assert f"{before} answered before" in done.stderr
     assert [f"{n + 1}" for n in range(20)] + [f"r{n}" for n in range(20)] == [
-        each["key"] for each in place.answers()
+        each["key"] for each in setup.answers()
     ]
 
 
-def test_answers_may_come_as_they_are_known(place):
+def test_answers_may_come_as_they_are_known(setup):
     """Without order the same answers are there."""
-    place.write(rows(12))
-    done = place.run("backfill_tasks.double", "--as-completed", "--window", "4")
+    setup.write(rows(12))
+    done = setup.run("backfill_tasks.double", "--as-completed", "--window", "4")
 
     assert 0 == done.returncode
-    assert expected(12) == sorted(place.answers(), key=lambda each: int(each["key"][1:]))
+    assert expected(12) == sorted(setup.answers(), key=lambda each: int(each["key"][1:]))
 
 
-def test_an_output_that_is_there_is_not_touched(place):
+def test_an_output_that_is_there_is_not_touched(setup):
     """It has to be said what shall become of it."""
-    place.write(rows(3))
-    place.out.write_text("mine\n")
-    done = place.run("backfill_tasks.double")
+    setup.write(rows(3))
+    setup.out.write_text("mine\n")
+    done = setup.run("backfill_tasks.double")
 
-    assert (1, "mine\n") == (done.returncode, place.out.read_text())
+    assert (1, "mine\n") == (done.returncode, setup.out.read_text())
     assert "is there already" in done.stderr
-    assert 0 == place.run("backfill_tasks.double", "--restart").returncode
-    assert expected(3) == place.answers()
+    assert 0 == setup.run("backfill_tasks.double", "--restart").returncode
+    assert expected(3) == setup.answers()
 
 
-def test_failed_rows_are_run_again(place):
+def test_failed_rows_are_run_again(setup):
     """Only they go to the model, and their lines alone change."""
-    place.write(rows(120))
-    place.run("backfill_tasks.double")
-    place.write([each | {"number": 14 if each["number"] % 100 == 13 else -1} for each in rows(120)])
+    setup.write(rows(120))
+    setup.run("backfill_tasks.double")
+    setup.write([each | {"number": 14 if each["number"] % 100 == 13 else -1} for each in rows(120)])
     # Without it another input is refused; a retry reads whatever is there now.
-    done = place.run("backfill_tasks.double", "--retry-errors")
+    done = setup.run("backfill_tasks.double", "--retry-errors")
 
     wanted = expected(120)
     wanted[13], wanted[113] = ({"key": key, "output": 28} for key in ("r13", "r113"))
-    assert (0, wanted) == (done.returncode, place.answers())
+    assert (0, wanted) == (done.returncode, setup.answers())
     assert (
-        "none of its rows has failed" in place.run("backfill_tasks.double", "--retry-errors").stderr
+        "none of its rows has failed" in setup.run("backfill_tasks.double", "--retry-errors").stderr
     )
 
 
-def test_an_input_may_be_mended_more_than_once(place):
+def test_an_input_may_be_mended_more_than_once(setup):
     """A second try that was stopped begins anew where its input is another one by then."""
-    place.write([{"number": 13}] * 40)
-    place.run("backfill_tasks.double")
-    stopped = place.run("backfill_tasks.double", "--retry-errors", "--max-errors", "1")
+    setup.write([{"number": 13}] * 40)
+    setup.run("backfill_tasks.double")
+    stopped = setup.run("backfill_tasks.double", "--retry-errors", "--max-errors", "1")
     assert "more than --max-errors allows" in stopped.stderr
-    place.write([{"number": 14}] * 40)
-    done = place.run("backfill_tasks.double", "--retry-errors")
+    setup.write([{"number": 14}] * 40)
+    done = setup.run("backfill_tasks.double", "--retry-errors")
 
     assert 0 == done.returncode, done.stderr
-    assert [28] * 40 == [each["output"] for each in place.answers()]
+    assert [28] * 40 == [each["output"] for each in setup.answers()]
 
 
-def test_a_hopeless_job_stops(place):
+def test_a_hopeless_job_stops(setup):
     """With more failures than allowed it ends early, and keeps what it has."""
-    place.write([{"number": 13}] * 2000)
-    done = place.run("backfill_tasks.double", "--max-errors", "5%")
+    setup.write([{"number": 13}] * 2000)
+    done = setup.run("backfill_tasks.double", "--max-errors", "5%")
 
     assert 1 == done.returncode
     assert "more than --max-errors allows" in done.stderr
-    assert not place.out.exists()
+    assert not setup.out.exists()
 
 
-def test_a_row_that_kills_its_process_costs_one_row(place):
+def test_a_row_that_kills_its_process_costs_one_row(setup):
     """A chunk that is poison is sent row by row."""
-    place.write([{"number": n} for n in range(16)])
-    done = place.run("backfill_tasks.fragile")
+    setup.write([{"number": n} for n in range(16)])
+    done = setup.run("backfill_tasks.fragile")
 
     assert 1 == done.returncode
-    found = place.answers()
+    found = setup.answers()
     assert [2 * n for n in range(16) if n != 5] == [
         each["output"] for each in found if "output" in each
     ]
     assert "PoisonItem" in found[5]["error"]
 
 
-def test_a_table_goes_in_and_out(place):
+def test_a_table_goes_in_and_out(setup):
     """CSV is read by its columns, and written with key, output and error."""
-    (place.folder / "in.csv").write_text("key,left,right\none,a,b\ntwo,c,d\n")
-    out = place.folder / "out.csv"
-    done = place.run(
-        "backfill_tasks.join", "--input", str(place.folder / "in.csv"), "--output", str(out)
+    (setup.folder / "in.csv").write_text("key,left,right\none,a,b\ntwo,c,d\n")
+    out = setup.folder / "out.csv"
+    done = setup.run(
+        "backfill_tasks.join", "--input", str(setup.folder / "in.csv"), "--output", str(out)
     )
 
     assert 0 == done.returncode, done.stderr
@@ -172,15 +172,15 @@ def test_a_table_goes_in_and_out(place):
         ]
 
 
-def test_a_folder_of_files_is_an_input(place):
+def test_a_folder_of_files_is_an_input(setup):
     """Each file is a row of bytes, named by its path."""
-    (place.folder / "in").mkdir()
+    (setup.folder / "in").mkdir()
     for name, content in (("a.bin", b"\0\1"), ("b.bin", b"12345")):
-        (place.folder / "in" / name).write_bytes(content)
-    done = place.run("backfill_tasks.length", "--input", str(place.folder / "in"))
+        (setup.folder / "in" / name).write_bytes(content)
+    done = setup.run("backfill_tasks.length", "--input", str(setup.folder / "in"))
 
     assert 0 == done.returncode, done.stderr
-    assert [{"key": "a.bin", "output": 2}, {"key": "b.bin", "output": 5}] == place.answers()
+    assert [{"key": "a.bin", "output": 2}, {"key": "b.bin", "output": 5}] == setup.answers()
 
 
 @pytest.mark.parametrize(
@@ -208,21 +208,21 @@ def test_a_folder_of_files_is_an_input(place):
         "no field",
     ],
 )
-def test_what_cannot_begin_says_why(place, options, words):
+def test_what_cannot_begin_says_why(setup, options, words):
     """The error names the thing and the way out."""
-    place.write(rows(3))
-    done = place.run(*options)
+    setup.write(rows(3))
+    done = setup.run(*options)
 
     assert 1 == done.returncode
     assert words in done.stderr
-    assert ["in.jsonl"] == [each.name for each in place.folder.iterdir()]
+    assert ["in.jsonl"] == [each.name for each in setup.folder.iterdir()]
 
 
-def interrupt(place, chance, kill):
+def interrupt(setup, chance, kill):
     """Begin a backfill, and kill it after a random part of it; return whether it was killed."""
-    process = place.begin("backfill_tasks.double")
+    process = setup.begin("backfill_tasks.double")
     target = chance.uniform(0.05, 0.9) * MANY * 20
-    partial = place.out.with_name("out.jsonl.partial")
+    partial = setup.out.with_name("out.jsonl.partial")
     deadline = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < deadline:
         if partial.exists() and partial.stat().st_size >= target:
@@ -230,7 +230,7 @@ def interrupt(place, chance, kill):
             break
         time.sleep(0.005)
     process.wait(60)
-    return not place.out.exists()
+    return not setup.out.exists()
 
 
 @pytest.mark.parametrize(
@@ -245,25 +245,25 @@ def interrupt(place, chance, kill):
         ),
     ],
 )
-def test_a_killed_backfill_goes_on(place, number):
+def test_a_killed_backfill_goes_on(setup, number):
     """Killed at a random moment, the same command ends with the same output, as if undisturbed."""
     chance = random.Random(seed_for(f"kill {number}"))  # noqa: S311 (chance that can be repeated)
-    place.write(rows(MANY))
+    setup.write(rows(MANY))
     kill = chance.choice([signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-    interrupt(place, chance, lambda process: process.send_signal(kill))
-    if not place.out.exists():
-        place.run("backfill_tasks.double")
+    interrupt(setup, chance, lambda process: process.send_signal(kill))
+    if not setup.out.exists():
+        setup.run("backfill_tasks.double")
 
-    assert expected(MANY) == place.answers()
+    assert expected(MANY) == setup.answers()
 
 
 @pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_backfill_that_is_ended_revokes_its_rows(place, kill):
+def test_a_backfill_that_is_ended_revokes_its_rows(setup, kill):
     """Whichever signal ends a backfill, what it has on its way does not run in vain."""
-    client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
-    place.write(rows(MANY))
-    process = place.begin("backfill_tasks.slow")
-    partial = place.folder / "out.jsonl.partial"
+    client = redis.Redis(unix_socket_path=str(setup.redis.directory / "redis.sock"))
+    setup.write(rows(MANY))
+    process = setup.begin("backfill_tasks.slow")
+    partial = setup.folder / "out.jsonl.partial"
     has_begun = lambda: partial.exists() and partial.stat().st_size  # noqa: E731
     why = lambda: "" if has_begun() else "nothing is answered"  # noqa: E731
     wait_until(why, [], what="answers", timeout=60)
@@ -283,31 +283,31 @@ def messages(client):
         return sum(pipe.execute())
 
 
-def test_nothing_is_left_in_the_broker(place):
+def test_nothing_is_left_in_the_broker(setup):
     """Neither results nor messages of a backfill stay behind."""
-    client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
+    client = redis.Redis(unix_socket_path=str(setup.redis.directory / "redis.sock"))
     # What a killed backfill of another test has sent may still be running.
     idle = lambda: "is busy" if messages(client) else ""  # noqa: E731
     wait_until(idle, [], what="worker", timeout=60)
     before = set(client.keys("celery-task-meta-*"))
-    place.write(rows(200))
-    place.run("backfill_tasks.double")
+    setup.write(rows(200))
+    setup.run("backfill_tasks.double")
 
     assert set() == set(client.keys("celery-task-meta-*")) - before
     assert 0 == messages(client)
 
 
-def test_revoked_rows_leave_no_results(place, app):
+def test_revoked_rows_leave_no_results(setup, app):
     """A backfill that is ended makes no worker store a state for each of its messages."""
-    client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
+    client = redis.Redis(unix_socket_path=str(setup.redis.directory / "redis.sock"))
     wait_until(lambda: "is busy" if messages(client) else "", [], what="worker", timeout=60)
     before = set(client.keys("celery-task-meta-*"))
     source = (Row(n, str(n), (n,)) for n in range(1000))
     with Backfill(app.double, source, limits_of(app.double), {"queue": "crowd"}) as backfill:
         backfill.step(timeout=0.1)
         sent = backfill.status()["pending"]
-    place.write(rows(200))
-    place.run("backfill_tasks.double")  # the worker has read the revoke when this ends
+    setup.write(rows(200))
+    setup.run("backfill_tasks.double")  # the worker has read the revoke when this ends
 
     assert sent > 0
     assert set() == set(client.keys("celery-task-meta-*")) - before
@@ -343,9 +343,9 @@ def test_an_answer_has_the_item_that_was_given(app):
     assert "row 3 must have the fields left, right, it has tuple" in found[2].error
 
 
-def test_the_first_rows_leave_before_more_is_read(app, place):
+def test_the_first_rows_leave_before_more_is_read(app, setup):
     """Workers begin while the input is still being read, however long that takes."""
-    client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
+    client = redis.Redis(unix_socket_path=str(setup.redis.directory / "redis.sock"))
     waiting = []
 
     def source():
@@ -391,9 +391,9 @@ def send(backfill, client, queue, count):
     wait_until(why, [], what="messages", timeout=60)
 
 
-def test_what_was_lost_is_sent_again(app, place):
+def test_what_was_lost_is_sent_again(app, setup):
     """A broker that has come back empty has lost messages, which are not waited for for ever."""
-    client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
+    client = redis.Redis(unix_socket_path=str(setup.redis.directory / "redis.sock"))
     source = [Row(n, str(n), (n,)) for n in range(4)]
     limits = Limits(window=4, chunk_size=2, patience=0.1)
     with Backfill(app.double, source, limits, {"queue": "unserved"}) as backfill:
@@ -412,9 +412,9 @@ def test_what_was_lost_is_sent_again(app, place):
     assert [0, 2, 4, 6] == [each.output for each in found]
 
 
-def test_what_is_given_up_is_awaited_no_more(app, place):
+def test_what_is_given_up_is_awaited_no_more(app, setup):
     """When a backfill is closed, its process does not poll for ever for what was not answered."""
-    client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
+    client = redis.Redis(unix_socket_path=str(setup.redis.directory / "redis.sock"))
     registry = PendingResults.of(app.double.app)
     source = [Row(n, str(n), (n,)) for n in range(4)]
     with Backfill(
@@ -427,9 +427,9 @@ def test_what_is_given_up_is_awaited_no_more(app, place):
     assert (True, False) == (was_awaited, registry.is_awaited())
 
 
-def test_what_is_lost_is_found_while_others_keep_the_queue_full(app, place):
+def test_what_is_lost_is_found_while_others_keep_the_queue_full(app, setup):
     """Where messages always wait, what one that was sent later has overtaken is lost."""
-    client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
+    client = redis.Redis(unix_socket_path=str(setup.redis.directory / "redis.sock"))
     source = [Row(n, str(n), (n,)) for n in range(8)]
     limits = Limits(window=8, chunk_size=2, patience=0.1)
     with Backfill(app.double, source, limits, {"queue": "crowded"}) as backfill:
@@ -479,35 +479,35 @@ def test_options_of_a_task_do_no_harm(app, name):
     assert (wanted, wanted) == tuple([each.output for each in some] for some in (wide, crowded))
 
 
-def test_an_output_is_no_input(place):
+def test_an_output_is_no_input(setup):
     """A folder that is read is not written to."""
-    done = place.run("backfill_tasks.length", "--input", str(place.folder))
+    done = setup.run("backfill_tasks.length", "--input", str(setup.folder))
 
     assert 1 == done.returncode
     assert "is read, and would be written" in done.stderr
-    assert [] == list(place.folder.iterdir())
+    assert [] == list(setup.folder.iterdir())
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.errors", "out.jsonl.partial"])
-def test_an_input_is_no_output(place, name):
+def test_an_input_is_no_output(setup, name):
     """Not even --restart takes away what is to be read."""
-    place.write(rows(3), name)
-    kept = (place.folder / name).read_text()
-    source = ("--input", str(place.folder / name), "--format", "jsonl")
-    done = place.run("backfill_tasks.double", *source, "--restart")
+    setup.write(rows(3), name)
+    kept = (setup.folder / name).read_text()
+    source = ("--input", str(setup.folder / name), "--format", "jsonl")
+    done = setup.run("backfill_tasks.double", *source, "--restart")
 
-    assert (1, kept) == (done.returncode, (place.folder / name).read_text())
+    assert (1, kept) == (done.returncode, (setup.folder / name).read_text())
     assert f"{name}: is read, and would be written; name another output" in done.stderr
 
 
-def test_a_bad_line_costs_one_row(place):
+def test_a_bad_line_costs_one_row(setup):
     """It is an error under its own name, and is run again once it is mended."""
     pairs = [{"id": f"r{n}", "left": n, "right": -n} for n in range(40)]
     lines = [json.dumps(each) for each in pairs]
     bad = {3: '{"id": "r3", "lef', 20: '{"id": "r20", "left": 1}', 30: '["r30"]'}
     text = "\n".join(bad.get(n, line) for n, line in enumerate(lines))
-    (place.folder / "in.jsonl").write_text(text)
-    done = place.run("backfill_tasks.join")
+    (setup.folder / "in.jsonl").write_text(text)
+    done = setup.run("backfill_tasks.join")
 
     wanted = [{"key": f"r{n}", "output": f"{n}-{-n}"} for n in range(40)]
     misfit = "InvalidRow: line {} must have the fields left, right, it has {}"
@@ -518,58 +518,58 @@ def test_a_bad_line_costs_one_row(place):
         30: {"key": "31", "error": misfit.format(31, "list")},
     }
     assert 1 == done.returncode, done.stderr
-    assert [failed.get(n, each) for n, each in enumerate(wanted)] == place.answers()
+    assert [failed.get(n, each) for n, each in enumerate(wanted)] == setup.answers()
 
-    place.write(pairs)
-    assert 0 == place.run("backfill_tasks.join", "--retry-errors").returncode
-    assert wanted == place.answers()
+    setup.write(pairs)
+    assert 0 == setup.run("backfill_tasks.join", "--retry-errors").returncode
+    assert wanted == setup.answers()
 
 
-def test_a_full_disk_is_an_error_from_which_it_goes_on(place):
+def test_a_full_disk_is_an_error_from_which_it_goes_on(setup):
     """What was answered until then is not asked again."""
-    place.write(rows(MANY))
-    full = place.run("backfill_tasks.double", largest=60_000)
+    setup.write(rows(MANY))
+    full = setup.run("backfill_tasks.double", largest=60_000)
     assert 1 == full.returncode
     words = "out.jsonl.partial: cannot be written: File too large; the outputs are kept"
     assert words in full.stderr
     assert "Traceback" not in full.stderr
 
-    done = place.run("backfill_tasks.double")
-    assert expected(MANY) == place.answers()
+    done = setup.run("backfill_tasks.double")
+    assert expected(MANY) == setup.answers()
     assert "rows, 40 failed; " in done.stderr
 
 
-def test_standard_input_is_given_again(place):
+def test_standard_input_is_given_again(setup):
     """What was answered is skipped; another input is refused, as far as its first line says."""
     text = "".join(json.dumps(each) + "\n" for each in [{"number": 13}, *rows(600)])
-    stopped = place.run("backfill_tasks.double", "--input", "-", "--max-errors", "3", text=text)
+    stopped = setup.run("backfill_tasks.double", "--input", "-", "--max-errors", "3", text=text)
     assert "more than --max-errors allows" in stopped.stderr
-    other = place.run("backfill_tasks.double", "--input", "-", text='{"number": 1}\n' + text)
+    other = setup.run("backfill_tasks.double", "--input", "-", text='{"number": 1}\n' + text)
     assert "use --restart to start anew" in other.stderr
 
-    done = place.run("backfill_tasks.double", "--input", "-", text=text)
+    done = setup.run("backfill_tasks.double", "--input", "-", text=text)
     assert 1 == done.returncode
-    assert expected(600) == place.answers()[1:]
+    assert expected(600) == setup.answers()[1:]
     assert " answered before; " in done.stderr
 
 
-def test_an_empty_input_has_an_empty_output(place):
+def test_an_empty_input_has_an_empty_output(setup):
     """No rows, no errors."""
-    place.write([])
-    done = place.run("backfill_tasks.double")
+    setup.write([])
+    done = setup.run("backfill_tasks.double")
 
-    assert (0, []) == (done.returncode, place.answers())
+    assert (0, []) == (done.returncode, setup.answers())
 
 
-def test_other_rows_are_not_taken_for_those_that_failed(place):
+def test_other_rows_are_not_taken_for_those_that_failed(setup):
     """Where the input has changed its rows' order, a retry would mix them up."""
-    place.write(rows(20))
-    place.run("backfill_tasks.double")
-    before = place.answers()
-    place.write(rows(20)[::-1])
-    done = place.run("backfill_tasks.double", "--retry-errors")
+    setup.write(rows(20))
+    setup.run("backfill_tasks.double")
+    before = setup.answers()
+    setup.write(rows(20)[::-1])
+    done = setup.run("backfill_tasks.double", "--retry-errors")
 
-    assert (1, before) == (done.returncode, place.answers())
+    assert (1, before) == (done.returncode, setup.answers())
     assert "line 14 is 'r6' now, and the one that failed was 'r13'" in done.stderr
 
 

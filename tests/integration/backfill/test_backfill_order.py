@@ -6,7 +6,7 @@ from celery_batch.backfill.engine import Backfill
 from celery_batch.backfill.window import MOST_WINDOWS, Limits, Row
 from celery_batch.processes.managed_process import wait_until
 from tests.services.forked import start
-from tests.services.shop import CELERY
+from tests.services.setup import CELERY
 
 WINDOW, ROWS = 16, 200
 

@@ -23,7 +23,7 @@ from celery_batch.errors import BackfillError, BackfillStopped
 from celery_batch.processes.managed_process import wait_until
 from tests.services.eventually import eventually
 from tests.services.forked import run
-from tests.services.shop import CELERY
+from tests.services.setup import CELERY
 
 #: They take minutes, and no test waits for the last of them.
 MANY = 40_000
@@ -40,10 +40,10 @@ def jobs(app):
 
 
 @pytest.fixture
-def running(place, jobs):
+def running(setup, jobs):
     """A backfill that takes a while, and what it says of itself."""
-    place.write([{"number": n} for n in range(MANY)])
-    process = place.begin("backfill_tasks.leisurely", "--window", "32")
+    setup.write([{"number": n} for n in range(MANY)])
+    process = setup.begin("backfill_tasks.leisurely", "--window", "32")
 
     def why():
         found.extend(jobs.all())
@@ -58,9 +58,9 @@ def running(place, jobs):
         process.wait()
 
 
-def command(place, *options):
+def command(setup, *options):
     """Run `celery batch jobs`."""
-    return run([CELERY, "-A", "backfill_tasks", "batch", "jobs", *options], env=place.env)
+    return run([CELERY, "-A", "backfill_tasks", "batch", "jobs", *options], env=setup.env)
 
 
 def here(app, *options):
@@ -106,19 +106,19 @@ def said(app, *options):
     return done.stdout
 
 
-def test_a_job_is_listed_paused_and_resumed(app, place, running, jobs):
+def test_a_job_is_listed_paused_and_resumed(app, setup, running, jobs):
     """From another terminal: nothing more is sent, what is on its way is collected, it goes on."""
     process, job = running
     assert (process.pid, "backfill_tasks.leisurely", 1) == (job["pid"], job["task"], job["workers"])
-    assert str(place.out) == job["output"]
+    assert str(setup.out) == job["output"]
 
     def listed():
-        line = command(place).stdout.split("\n")[1]
+        line = command(setup).stdout.split("\n")[1]
         assert [job["id"], "backfill_tasks.leisurely", "running"] == line.split()[:3]
 
     def paused():
         said = here(app, "pause", job["id"][:3])
-        assert f"{job['id']} ({place.out}) is paused" in said.stdout, said.stderr
+        assert f"{job['id']} ({setup.out}) is paused" in said.stdout, said.stderr
 
     eventually(listed)
     eventually(paused)
@@ -131,13 +131,13 @@ def test_a_job_is_listed_paused_and_resumed(app, place, running, jobs):
     goes_on(jobs)
 
 
-def test_a_stopped_job_goes_on_later(place, running, jobs):
+def test_a_stopped_job_goes_on_later(setup, running, jobs):
     """As after Ctrl-C: what was answered is kept, and the exit code says so."""
     process, job = running
     assert job["id"] == eventually(lambda: jobs.control("stop", job["id"]))["id"]
 
     assert 130 == process.wait(60)
-    assert output_status(place.out)["rows"] >= job["done"]
+    assert output_status(setup.out)["rows"] >= job["done"]
 
 
 def test_a_backfill_in_python_is_listed_paused_and_stopped(app, jobs):
@@ -179,26 +179,26 @@ def test_a_killed_job_is_not_listed(app, running):
     assert (0, []) == (listed.exit_code, json.loads(listed.stdout))
 
 
-def test_what_has_ended_is_shown_by_its_files(app, place):
+def test_what_has_ended_is_shown_by_its_files(app, setup):
     """Whether it is complete, with how many rows and failures; else how far it has come."""
-    place.write([{"number": n} for n in range(300)])
-    assert 1 == place.run("backfill_tasks.double", "--max-errors", "1").returncode
-    (stopped,) = json.loads(said(app, "show", "--json", str(place.out)))
-    in_words = said(app, "show", str(place.out))
-    assert 1 == place.run("backfill_tasks.double").returncode
-    complete = said(app, "show", str(place.out))
-    assert 1 == place.run("backfill_tasks.double", "--retry-errors").returncode
+    setup.write([{"number": n} for n in range(300)])
+    assert 1 == setup.run("backfill_tasks.double", "--max-errors", "1").returncode
+    (stopped,) = json.loads(said(app, "show", "--json", str(setup.out)))
+    in_words = said(app, "show", str(setup.out))
+    assert 1 == setup.run("backfill_tasks.double").returncode
+    complete = said(app, "show", str(setup.out))
+    assert 1 == setup.run("backfill_tasks.double", "--retry-errors").returncode
 
-    assert (str(place.out), "backfill_tasks.double") == (stopped["output"], stopped["task"])
+    assert (str(setup.out), "backfill_tasks.double") == (stopped["output"], stopped["task"])
     assert stopped["failed"] > 1
     assert 113 < stopped["rows"] <= 300
     assert in_words.endswith(
         f": {stopped['rows']} rows of backfill_tasks.double, {stopped['failed']} failed;"
         " unless it is running, the same command continues\n"
     )
-    assert f"{place.out}: complete since " in complete
+    assert f"{setup.out}: complete since " in complete
     assert complete.endswith(": 300 rows of backfill_tasks.double, 3 failed\n")
-    assert complete.split(": ")[2] == said(app, "show", str(place.out)).split(": ")[2]
+    assert complete.split(": ")[2] == said(app, "show", str(setup.out)).split(": ")[2]
 
 
 def test_where_no_backfill_has_written(app, tmp_path):
@@ -210,31 +210,31 @@ def test_where_no_backfill_has_written(app, tmp_path):
     assert f"Error: {tmp_path}/mine.jsonl: no backfill has written there\n" == refused.stderr
 
 
-def test_what_is_known_of_others_is_shown(app, place):
+def test_what_is_known_of_others_is_shown(app, setup):
     """A file that is no backfill's does not keep those named before it from being shown."""
-    place.write([{"number": 1}])
-    place.run("backfill_tasks.double")
-    shown = here(app, "show", str(place.out), str(place.folder / "in.jsonl"))
+    setup.write([{"number": 1}])
+    setup.run("backfill_tasks.double")
+    shown = here(app, "show", str(setup.out), str(setup.folder / "in.jsonl"))
 
     assert 1 == shown.exit_code
-    assert f"{place.out}: complete since " in shown.stdout
+    assert f"{setup.out}: complete since " in shown.stdout
 
 
-def left_in(place):
+def left_in(setup):
     """Return what the broker has of jobs."""
-    client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
+    client = redis.Redis(unix_socket_path=str(setup.redis.directory / "redis.sock"))
     keys = client.keys("*celery_batch_jobs*")
     return {(key, member) for key in keys for member in client.smembers(key)}
 
 
-def test_nothing_is_left_of_asking(place, request):
+def test_nothing_is_left_of_asking(setup, request):
     """Neither queues of replies nor what jobs say stays in the broker."""
-    before = left_in(place)
+    before = left_in(setup)
     process, _ = request.getfixturevalue("running")
     process.send_signal(signal.SIGINT)
 
     assert 130 == process.wait(60)
-    assert left_in(place) <= before
+    assert left_in(setup) <= before
 
 
 @pytest.mark.parametrize("name", ["none", ""])

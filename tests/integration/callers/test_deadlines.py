@@ -7,16 +7,16 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from tests.services.place import Place, eventually
+from tests.services.shared_setup import SharedSetup, eventually
 
 SOON = {"timeout": 30}
 
 
-def test_a_deadline_and_headers_come_to_the_task(each_place: Place):
+def test_a_deadline_and_headers_come_to_the_task(each_shared: SharedSetup):
     """The task sees a call's own headers and its deadline where Celery has them."""
     until = datetime.now(UTC) + timedelta(seconds=60)
     options = {"expires": until, "headers": {"request_id": "a", "tenant": {"name": "b"}}}
-    answers = [each_place.about.apply_async((n,), **options).get(**SOON) for n in range(3)]
+    answers = [each_shared.about.apply_async((n,), **options).get(**SOON) for n in range(3)]
 
     assert ["a"] * 3 == [request_id for request_id, _, _ in answers]
     assert [("a", {"name": "b"})] * 3 == [
@@ -25,19 +25,19 @@ def test_a_deadline_and_headers_come_to_the_task(each_place: Place):
     assert [until.isoformat()] * 3 == [expires for _, _, expires in answers]
 
 
-def test_who_expires_behind_a_running_batch_never_runs(each_place: Place):
+def test_who_expires_behind_a_running_batch_never_runs(each_shared: SharedSetup):
     """A batch that lies ready in the pool process loses who expires there, and runs without."""
-    shop = each_place
-    assert 0 == shop.sluggish.delay(0).get(**SOON)
-    running = shop.sluggish.delay(1.5)
-    eventually(lambda: len(shop.recall("sluggish")) > 1, "a batch that runs")
+    setup = each_shared
+    assert 0 == setup.sluggish.delay(0).get(**SOON)
+    running = setup.sluggish.delay(1.5)
+    eventually(lambda: len(setup.recall("sluggish")) > 1, "a batch that runs")
     until = datetime.now(UTC) + timedelta(seconds=1)
-    late = [shop.sluggish.apply_async((n / 1000,), expires=until) for n in range(1, 8)]
-    wanted = shop.sluggish.apply_async((0.5,), expires=60, headers={"request_id": "a"})
+    late = [setup.sluggish.apply_async((n / 1000,), expires=until) for n in range(1, 8)]
+    wanted = setup.sluggish.apply_async((0.5,), expires=60, headers={"request_id": "a"})
 
     assert [1.5, 0.5] == [each.get(**SOON) for each in (running, wanted)]
     for each in late:
         with pytest.raises(TaskRevokedError, match="expired"):
             each.get(**SOON)
     assert {"REVOKED"} == {each.state for each in late}
-    assert [[0], [1.5], [0.5]] == [fact["items"] for fact in shop.recall("sluggish")]
+    assert [[0], [1.5], [0.5]] == [fact["items"] for fact in setup.recall("sluggish")]

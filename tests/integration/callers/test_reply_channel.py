@@ -13,7 +13,7 @@ import pytest
 from celery import chord
 
 from celery_batch.protocol import FACTS_ID, REPLY_CHANNEL, REPLY_HEADER, STARTED_ID, read_replies
-from tests.conftest import Shop
+from tests.conftest import Setup
 
 CHANNEL = f"{REPLY_CHANNEL}of-this-test"
 
@@ -21,9 +21,9 @@ HEADERS = {"headers": {REPLY_HEADER: CHANNEL}}
 
 
 @contextmanager
-def listening(shop: Shop) -> Iterator[Any]:
+def listening(setup: Setup) -> Iterator[Any]:
     """Be subscribed to the client's channel."""
-    with shop.memory() as client, client.pubsub() as subscription:
+    with setup.memory() as client, client.pubsub() as subscription:
         subscription.subscribe(CHANNEL)
         assert subscription.get_message(timeout=5)["type"] == "subscribe"
         yield subscription
@@ -49,43 +49,43 @@ def ask(task: Any, *args: Any, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "one by one"])
-def test_every_end_is_notified(each_shop: Shop, bulk: bool):  # noqa: FBT001
+def test_every_end_is_notified(each_setup: Setup, bulk: bool):  # noqa: FBT001
     """Answers, errors, retries, refusals and chords: each is notified as it is stored."""
-    shop = each_shop
-    shop.worker("-c", "1", conf={"batch_bulk": bulk})
-    body = chord([shop.double.s(n).set(**HEADERS) for n in range(3)], shop.total.s())
-    with listening(shop) as subscription:
+    setup = each_setup
+    setup.worker("-c", "1", conf={"batch_bulk": bulk})
+    body = chord([setup.double.s(n).set(**HEADERS) for n in range(3)], setup.total.s())
+    with listening(setup) as subscription:
         wanted = {
-            ask(shop.odd, "fine"): "SUCCESS",
-            ask(shop.odd, "bad"): "FAILURE",
-            ask(shop.odd, "unserialisable"): "FAILURE",
-            ask(shop.flaky, "again"): "SUCCESS",
-            ask(shop.double, 1, serializer="pickle"): "FAILURE",
-            ask(shop.timed, 20): "FAILURE",
+            ask(setup.odd, "fine"): "SUCCESS",
+            ask(setup.odd, "bad"): "FAILURE",
+            ask(setup.odd, "unserialisable"): "FAILURE",
+            ask(setup.flaky, "again"): "SUCCESS",
+            ask(setup.double, 1, serializer="pickle"): "FAILURE",
+            ask(setup.timed, 20): "FAILURE",
         }
         wanted |= {part.id: "SUCCESS" for part in body.apply_async().parent}
         answers = replies_of(subscription, len(wanted))
-    with shop.memory() as client:
+    with setup.memory() as client:
         stored = {name: client.get(f"celery-task-meta-{name}") for name in wanted}
 
     assert wanted == {name: meta["status"] for name, meta in answers.items()}
     assert answers == {name: json.loads(value) for name, value in stored.items()}
 
 
-def test_ends_that_no_process_lived_to_store_are_notified(shop: Shop):
+def test_ends_that_no_process_lived_to_store_are_notified(setup: Setup):
     """A killed process, a time limit, a revoke, an expiry: these ends are notified as well."""
-    worker = shop.worker("-c", "1")
-    with listening(shop) as subscription:
-        poison = ask(shop.deadly, "exit")
-        slow = ask(shop.sluggish, 20, time_limit=1.0)
-        busy = ask(shop.sluggish, 3)
-        unwanted = ask(shop.double, 1)
-        shop.app.control.revoke([unwanted], reply=True, timeout=10, destination=[worker.name])
-        running = ask(shop.sluggish, 2)
-        shop.app.control.revoke(
+    worker = setup.worker("-c", "1")
+    with listening(setup) as subscription:
+        poison = ask(setup.deadly, "exit")
+        slow = ask(setup.sluggish, 20, time_limit=1.0)
+        busy = ask(setup.sluggish, 3)
+        unwanted = ask(setup.double, 1)
+        setup.app.control.revoke([unwanted], reply=True, timeout=10, destination=[worker.name])
+        running = ask(setup.sluggish, 2)
+        setup.app.control.revoke(
             [running], terminate=True, reply=True, timeout=10, destination=[worker.name]
         )
-        late = ask(shop.double, 1, expires=datetime(2020, 1, 1, tzinfo=UTC))
+        late = ask(setup.double, 1, expires=datetime(2020, 1, 1, tzinfo=UTC))
         answers = replies_of(subscription, 6)
 
     assert {

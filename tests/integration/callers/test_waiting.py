@@ -14,46 +14,46 @@ from celery.result import AsyncResult
 from celery_batch.client.results.listener import listener_for
 from celery_batch.client.results.result import BatchResult
 from celery_batch.processes.managed_process import wait_until
-from tests.conftest import Shop
-from tests.services.place import Place
+from tests.conftest import Setup
+from tests.services.shared_setup import SharedSetup
 
 SOON = 60.0
 
 
-@pytest.fixture(params=["redis_place", "rabbitmq_place", "shop", "rabbit_shop"])
-def busy_shop(request: pytest.FixtureRequest) -> Shop | Place:
-    """A worker that stores in bulk, or a shop with one that stores singly, on each broker."""
-    shop = request.getfixturevalue(request.param)
-    if isinstance(shop, Shop):
-        shop.worker("-c", "1", conf={"batch_bulk": False})
-    return shop
+@pytest.fixture(params=["redis_shared", "rabbitmq_shared", "setup", "rabbit_setup"])
+def busy_setup(request: pytest.FixtureRequest) -> Setup | SharedSetup:
+    """A worker that stores in bulk, or a setup with one that stores singly, on each broker."""
+    setup = request.getfixturevalue(request.param)
+    if isinstance(setup, Setup):
+        setup.worker("-c", "1", conf={"batch_bulk": False})
+    return setup
 
 
-def channels(shop: Place) -> set[str]:
+def channels(setup: SharedSetup) -> set[str]:
     """Return who listens to what on the results' Redis."""
-    with shop.memory() as client:
+    with setup.memory() as client:
         names = {name.decode() for name in client.pubsub_channels("celery*")}
     return {name for name in names if "-blank-" not in name}  # of the message that is the template
 
 
-def test_all_that_one_can_ask(busy_shop: Shop):
+def test_all_that_one_can_ask(busy_setup: Setup):
     """Single calls, many, groups, chords and chains, awaited or not, all end with their values."""
-    shop = busy_shop
+    setup = busy_setup
 
     async def awaited() -> list[Any]:
         """Await them one after the other."""
-        results = [shop.double.delay(n) for n in range(40)]
+        results = [setup.double.delay(n) for n in range(40)]
         return [await result for result in results]
 
-    one = shop.double.delay(1)
-    future = shop.double.delay(2).future()
-    many = shop.double.delay_many(range(100))
-    members = group(shop.double.s(n) for n in range(50)).apply_async()
-    mixed = group([shop.double.s(5), shop.plain.s(5), shop.odd.s("five")]).apply_async()
-    body = chord((shop.double.s(n) for n in range(10)), shop.total.s()).apply_async()
-    steps = chain(shop.double.s(1), shop.double.s(), shop.plain.s()).apply_async()
+    one = setup.double.delay(1)
+    future = setup.double.delay(2).future()
+    many = setup.double.delay_many(range(100))
+    members = group(setup.double.s(n) for n in range(50)).apply_async()
+    mixed = group([setup.double.s(5), setup.plain.s(5), setup.odd.s("five")]).apply_async()
+    body = chord((setup.double.s(n) for n in range(10)), setup.total.s()).apply_async()
+    steps = chain(setup.double.s(1), setup.double.s(), setup.plain.s()).apply_async()
     with ThreadPoolExecutor(8) as pool:
-        threads = list(pool.map(lambda n: shop.double.delay(n).get(timeout=SOON), range(40)))
+        threads = list(pool.map(lambda n: setup.double.delay(n).get(timeout=SOON), range(40)))
 
     assert isinstance(one, BatchResult)
     assert (2, 4) == (one.get(timeout=SOON), future.result(SOON))
@@ -64,29 +64,29 @@ def test_all_that_one_can_ask(busy_shop: Shop):
     assert [2 * n for n in range(40)] == threads == asyncio.run(awaited())
 
 
-def test_one_channel_is_enough(redis_place: Place):
+def test_one_channel_is_enough(redis_shared: SharedSetup):
     """What is asked of batch tasks subscribes to nothing but the process' own channel."""
-    redis_place.double.delay(0).get(timeout=SOON)
-    own = {listener_for(redis_place.app).channel}
-    others = channels(redis_place) - own  # of other apps that this process has had
-    results = [redis_place.double.delay(n) for n in range(20)]
-    results += redis_place.double.delay_many(range(20))
-    members = group(redis_place.double.s(n) for n in range(20)).apply_async()
-    listening = channels(redis_place)
+    redis_shared.double.delay(0).get(timeout=SOON)
+    own = {listener_for(redis_shared.app).channel}
+    others = channels(redis_shared) - own  # of other apps that this process has had
+    results = [redis_shared.double.delay(n) for n in range(20)]
+    results += redis_shared.double.delay_many(range(20))
+    members = group(redis_shared.double.s(n) for n in range(20)).apply_async()
+    listening = channels(redis_shared)
     [result.get(timeout=SOON) for result in results]
     members.get(timeout=SOON)
 
-    assert own == listening - others == channels(redis_place) - others
+    assert own == listening - others == channels(redis_shared) - others
 
 
-def test_errors_are_celery_s(busy_shop: Shop):
+def test_errors_are_celery_s(busy_setup: Setup):
     """A failure is the same error, with the same traceback, in our result as in Celery's."""
-    shop = busy_shop
-    bad, revoked = shop.odd.delay("bad"), shop.odd.apply_async(("late",), countdown=5)
+    setup = busy_setup
+    bad, revoked = setup.odd.delay("bad"), setup.odd.apply_async(("late",), countdown=5)
     revoked.revoke()
     with pytest.raises(ValueError, match="a bad item") as ours:
         bad.get(timeout=SOON)
-    stock = AsyncResult(bad.id, app=shop.app)
+    stock = AsyncResult(bad.id, app=setup.app)
     with pytest.raises(ValueError, match="a bad item") as theirs:
         stock.get(timeout=SOON)
     error = revoked.get(timeout=SOON, propagate=False)
@@ -96,21 +96,21 @@ def test_errors_are_celery_s(busy_shop: Shop):
     assert ("TaskRevokedError", "REVOKED") == (type(error).__name__, revoked.state)
 
 
-def test_stock_client_and_ours_hear_of_one_task(redis_place: Place):
+def test_stock_client_and_ours_hear_of_one_task(redis_shared: SharedSetup):
     """Celery's own result, waiting for the same task, is told as ever."""
-    ours = redis_place.slow.delay(3)
+    ours = redis_shared.slow.delay(3)
     with ThreadPoolExecutor(1) as pool:
-        theirs = pool.submit(AsyncResult(ours.id, app=redis_place.app).get, timeout=SOON)
+        theirs = pool.submit(AsyncResult(ours.id, app=redis_shared.app).get, timeout=SOON)
 
         assert (3, 3) == (ours.get(timeout=SOON), theirs.result())
 
 
-def test_replies_come_before_a_sweep(shop: Shop):
+def test_replies_come_before_a_sweep(setup: Setup):
     """Answers are told, not found by looking for them."""
-    shop.worker("-c", "1")
-    shop.double.delay(0).get(timeout=SOON)
+    setup.worker("-c", "1")
+    setup.double.delay(0).get(timeout=SOON)
     sweeps = 0
-    read = listener_for(shop.app)._store.read
+    read = listener_for(setup.app)._store.read
 
     def spy(task_ids: list[str]) -> Any:
         nonlocal sweeps
@@ -118,32 +118,32 @@ def test_replies_come_before_a_sweep(shop: Shop):
         sweeps += sum(bool(value) for _, value in found)
         return found
 
-    listener_for(shop.app)._store.read = spy
+    listener_for(setup.app)._store.read = spy
     began = time.monotonic()
     for n in range(20):
-        shop.double.delay(n).get(timeout=SOON)
+        setup.double.delay(n).get(timeout=SOON)
     took = time.monotonic() - began
 
     assert sweeps <= 1, took  # one may be looked for just when it comes
 
 
-def test_worker_that_is_killed_costs_no_answer(shop: Shop):
+def test_worker_that_is_killed_costs_no_answer(setup: Setup):
     """Who waits while a worker dies has the answer of the next one."""
-    worker = shop.worker("-c", "1")
-    results = [shop.slow.delay(n) for n in range(60)]
+    worker = setup.worker("-c", "1")
+    results = [setup.slow.delay(n) for n in range(60)]
     results[0].get(timeout=SOON)
     worker.child.stop(0)
     with ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(result.get, SOON) for result in results]
-        shop.worker("-c", "1")
+        setup.worker("-c", "1")
 
         assert list(range(60)) == [answer.result() for answer in answers]
 
 
-def test_connection_of_the_listener_is_cut_under_load(redis_place: Place):
+def test_connection_of_the_listener_is_cut_under_load(redis_shared: SharedSetup):
     """However often the listener's connection is cut, all results come."""
-    with redis_place.memory() as client, ThreadPoolExecutor(4) as pool:
-        results = [redis_place.slow.delay(n) for n in range(40)]
+    with redis_shared.memory() as client, ThreadPoolExecutor(4) as pool:
+        results = [redis_shared.slow.delay(n) for n in range(40)]
         answers = [pool.submit(result.get, SOON) for result in results]
         for n in (5, 15, 25):
             wait_until(

@@ -12,19 +12,19 @@ import redis
 from celery_batch.processes.managed_process import ManagedProcess
 from tests.integration.messages.test_redis_rules import rules, url_for
 from tests.services.forked import run
-from tests.services.place import eventually
-from tests.services.shop import CELERY, environment_of
+from tests.services.setup import CELERY, environment_of
+from tests.services.shared_setup import eventually
 from tests.services.terminal import Terminal
 
 #: Each is some processes, one after the other, on a machine that does more besides.
 pytestmark = pytest.mark.timeout(400)
 
-COMMAND = (CELERY, "-A", "tests.services.tasks", "batch", "check")
+COMMAND = (CELERY, "-A", "tests.apps.tasks", "batch", "check")
 
 
 def examined(environment, *options, **conf):
     """Return exit code and output of a check with these settings of the app."""
-    env = {**os.environ, **environment, "SHOP_CONF": json.dumps(conf)}
+    env = {**os.environ, **environment, "TESTS_CONF": json.dumps(conf)}
     done = run([*COMMAND, *options], env=env, timeout=120)
     assert not done.stderr, done.stderr
     return done.returncode, done.stdout
@@ -38,15 +38,15 @@ def found(output):
     return by_check
 
 
-def test_with_redis_and_a_worker(shop, tmp_path):
+def test_with_redis_and_a_worker(setup, tmp_path):
     """Servers and workers are described; an unserved task and another store are problems."""
     store = f"file://{tmp_path}"
     conf = {"batch_max_wait": 0.25, "batch_payload_store": store}
-    worker = shop.worker("-c", "1", "--max-tasks-per-child", "50", conf=conf)
-    shop.elsewhere.delay(1)
+    worker = setup.worker("-c", "1", "--max-tasks-per-child", "50", conf=conf)
+    setup.elsewhere.delay(1)
 
     def answered():
-        code, output = examined(shop.environment, "--json")
+        code, output = examined(setup.environment, "--json")
         return (code, found(output)) if worker.name in output else None
 
     code, said = eventually(answered, "an answer of the worker's in time", timeout=240)
@@ -69,16 +69,16 @@ def test_with_redis_and_a_worker(shop, tmp_path):
     assert ["warning"] == [level for level, *_ in said["redis-persistence"]]
 
 
-def test_a_queue_that_no_route_names(shop):
+def test_a_queue_that_no_route_names(setup):
     """A worker whose queue is only named at calls is a warning, before and after the first call."""
-    worker = shop.worker("-c", "1", "-Q", "slow")
+    worker = setup.worker("-c", "1", "-Q", "slow")
 
     def answered():
-        _, output = examined(shop.environment, "--json")
+        _, output = examined(setup.environment, "--json")
         return found(output) if worker.name in output else None
 
     (before,) = eventually(answered, "an answer in time", timeout=240)["unrouted-queues"]
-    shop.translate.apply_async(("bread",), queue="slow").get(timeout=60)
+    setup.translate.apply_async(("bread",), queue="slow").get(timeout=60)
     (after,) = eventually(answered, "another answer in time", timeout=240)["unrouted-queues"]
 
     assert "warning" == before[0] == after[0]
@@ -106,16 +106,16 @@ app.Worker(hostname="old@localhost", pool="solo", loglevel="INFO").start()
 """
 
 
-def test_a_worker_without_celery_batch_beside_one_with_events(shop, tmp_path):
+def test_a_worker_without_celery_batch_beside_one_with_events(setup, tmp_path):
     """The one is a warning and hears no command that it does not know; the other says it all."""
-    ours = shop.worker("-c", "1", "-E")
-    code, log = OLD.format(url=shop.url), tmp_path / "old.log"
+    ours = setup.worker("-c", "1", "-E")
+    code, log = OLD.format(url=setup.url), tmp_path / "old.log"
     old = ManagedProcess(
         [sys.executable, "-c", code], log, env={**os.environ, "PYTHONUNBUFFERED": "1"}
     )
 
     def answered():
-        _, output = examined(shop.environment, "--json", task_send_sent_event=True)
+        _, output = examined(setup.environment, "--json", task_send_sent_event=True)
         said = found(output)
         about = [says for level, says, _ in said["serving"] if level == "warning"]
         return (said, about) if len(about) == 2 and ours.name in output else None
@@ -140,9 +140,9 @@ def test_a_worker_without_celery_batch_beside_one_with_events(shop, tmp_path):
     assert "intake off (task events are on)" in ours.log
 
 
-def test_with_rabbitmq_and_without_workers(rabbit_shop):
+def test_with_rabbitmq_and_without_workers(rabbit_setup):
     """On RabbitMQ it names what that needs, and that no worker is there is no problem yet."""
-    code, output = examined(rabbit_shop.environment)
+    code, output = examined(rabbit_setup.environment)
 
     assert 0 == code, output
     assert "ok       broker: RabbitMQ " in output
@@ -153,10 +153,10 @@ def test_with_rabbitmq_and_without_workers(rabbit_shop):
     assert "0 problems, " in output.splitlines()[-1]
 
 
-def test_what_is_set_right_is_no_finding(rabbit_shop):
+def test_what_is_set_right_is_no_finding(rabbit_setup):
     """Queues with priorities and confirms, as the fixes say, leave nothing to say about them."""
     _, output = examined(
-        rabbit_shop.environment,
+        rabbit_setup.environment,
         "--json",
         task_queue_max_priority=10,
         task_default_priority=5,
@@ -167,14 +167,14 @@ def test_what_is_set_right_is_no_finding(rabbit_shop):
     assert not {"priorities", "publisher-confirms", "devices"} & {*found(output)}
 
 
-def test_redis_that_throws_messages_away(shop):
+def test_redis_that_throws_messages_away(setup):
     """What a Redis says of its memory is looked at, not what its manual says."""
-    with shop.memory() as client:
+    with setup.memory() as client:
         before = client.config_get("maxmemory")
         client.config_set("maxmemory", 1 << 30)
         client.config_set("maxmemory-policy", "allkeys-lru")
         try:
-            code, output = examined(shop.environment, "--json")
+            code, output = examined(setup.environment, "--json")
         finally:
             client.config_set("maxmemory-policy", "noeviction")
             client.config_set("maxmemory", before["maxmemory"])
@@ -193,7 +193,7 @@ def test_nothing_is_right_and_a_person_looks():
     env = {
         **os.environ,
         **environment_of("redis://:secret@127.0.0.1:1/0"),
-        "SHOP_CONF": json.dumps({"batch_max_sice": 3, "worker_pool": "gevent"}),
+        "TESTS_CONF": json.dumps({"batch_max_sice": 3, "worker_pool": "gevent"}),
     }
     with Terminal(COMMAND, env=env) as terminal:
         code = terminal.read_to_the_end()
@@ -207,13 +207,13 @@ def test_nothing_is_right_and_a_person_looks():
 
 
 @pytest.mark.parametrize("name", ["worker", "caller"])
-def test_a_user_with_few_rights(shop, redis_server, name):
+def test_a_user_with_few_rights(setup, redis_server, name):
     """Access rules that keep INFO from a user are named, and not taken for a dead broker."""
     with redis.Redis(unix_socket_path=str(redis_server.directory / "redis.sock")) as admin:
         admin.execute_command("ACL", "SETUSER", name, "reset", *rules()[name])
         url = url_for(redis_server, name)
         try:
-            code, output = examined({**shop.environment, **environment_of(url)}, "--json")
+            code, output = examined({**setup.environment, **environment_of(url)}, "--json")
         finally:
             admin.acl_deluser(name)
     said = found(output)
@@ -234,11 +234,11 @@ def test_a_user_with_few_rights(shop, redis_server, name):
         assert "The workers could not be asked: " in said["serving"][0][1]
 
 
-def test_a_module_that_cannot_be_imported(shop, tmp_path):
+def test_a_module_that_cannot_be_imported(setup, tmp_path):
     """A task module with an error in it is a finding, and no traceback."""
     (tmp_path / "flawed.py").write_text("import os\nos.environ['NOT_SET_ANYWHERE']\n")
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    environment = {**shop.environment, "PYTHONPATH": path}
+    environment = {**setup.environment, "PYTHONPATH": path}
     code, output = examined(environment, "--json", include=["flawed"])
 
     assert 1 == code

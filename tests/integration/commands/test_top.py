@@ -17,11 +17,11 @@ import pytest
 from celery_batch.processes.managed_process import ManagedProcess
 from tests.integration.commands.test_check import OLD
 from tests.services.forked import run
-from tests.services.place import eventually
-from tests.services.shop import CELERY, environment_of
+from tests.services.setup import CELERY, environment_of
+from tests.services.shared_setup import eventually
 from tests.services.terminal import Terminal
 
-COMMAND = (CELERY, "-A", "tests.services.tasks", "batch", "top")
+COMMAND = (CELERY, "-A", "tests.apps.tasks", "batch", "top")
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "check-and-top.md"
 
@@ -34,13 +34,13 @@ def documented_keys():
 
 
 @pytest.fixture
-def load(shop):
+def load(setup):
     """Keep a worker busy, from a thread, until the test ends."""
     stop = threading.Event()
 
     def send():
         while not stop.wait(0.1):
-            shop.double.delay_many(range(20))
+            setup.double.delay_many(range(20))
 
     thread = threading.Thread(target=send)
     thread.start()
@@ -50,10 +50,10 @@ def load(shop):
 
 
 @pytest.mark.usefixtures("load")
-def test_a_person_watches(shop):
+def test_a_person_watches(setup):
     """On a terminal the frame comes again and again, with rates, until Ctrl-C."""
-    worker = shop.worker("-c", "1")
-    env = {**os.environ, **shop.environment}
+    worker = setup.worker("-c", "1")
+    env = {**os.environ, **setup.environment}
     with Terminal([*COMMAND, "--interval", "0.5"], env=env) as terminal:
         sizes = lambda text: "sizes of shop.double" in text and "9 to 16" in text  # noqa: E731
         terminal.read_until(sizes, timeout=90)
@@ -67,12 +67,12 @@ def test_a_person_watches(shop):
 
 
 @pytest.mark.usefixtures("load")
-def test_a_script_asks_once(shop):
+def test_a_script_asks_once(setup):
     """``--once`` prints one plain frame, with rates, and ends."""
-    worker = shop.worker("-c", "1")
+    worker = setup.worker("-c", "1")
 
     def answered():
-        done = run([*COMMAND, "--once", "--interval", "2"], env=os.environ | shop.environment)
+        done = run([*COMMAND, "--once", "--interval", "2"], env=os.environ | setup.environment)
         done.check_returncode()
         return done.stdout if "sizes of shop.double" in done.stdout else None
 
@@ -88,12 +88,12 @@ def test_a_script_asks_once(shop):
 
 
 @pytest.mark.usefixtures("load")
-def test_a_script_reads_json(shop):
+def test_a_script_reads_json(setup):
     """``--json`` prints one object, with the keys of its page and the numbers of a worker."""
-    worker = shop.worker("-c", "1")
+    worker = setup.worker("-c", "1")
 
     def answered():
-        done = run([*COMMAND, "--json", "--interval", "2"], env=os.environ | shop.environment)
+        done = run([*COMMAND, "--json", "--interval", "2"], env=os.environ | setup.environment)
         done.check_returncode()
         found = json.loads(done.stdout)
         return found if any(task["batch_size"] for task in found["tasks"]) else None
@@ -114,24 +114,24 @@ def test_a_script_reads_json(shop):
     assert 0 <= server["busy"] <= 1
 
 
-def test_a_worker_without_celery_batch_is_not_troubled(shop, tmp_path):
+def test_a_worker_without_celery_batch_is_not_troubled(setup, tmp_path):
     """It hears no command that it does not know, of `top` or of `tune --record`."""
-    worker, log = shop.worker("-c", "1"), tmp_path / "old.log"
+    worker, log = setup.worker("-c", "1"), tmp_path / "old.log"
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    old = ManagedProcess([sys.executable, "-c", OLD.format(url=shop.url)], log, env=env)
+    old = ManagedProcess([sys.executable, "-c", OLD.format(url=setup.url)], log, env=env)
     frames = [*COMMAND, "--interval", "0.2"]
     try:
         eventually(lambda: " ready." in log.read_text(), "the other worker", timeout=90)
         with subprocess.Popen(
-            frames, env=os.environ | shop.environment, stdout=subprocess.PIPE, text=True
+            frames, env=os.environ | setup.environment, stdout=subprocess.PIPE, text=True
         ) as process:
             seen = iter(process.stdout.readline, "")
             shown = [line for _, line in zip(range(200), seen, strict=False)]
             process.terminate()
             process.stdout.read()
-        record = (CELERY, "-A", "tests.services.tasks", "batch", "tune", "shop.double")
+        record = (CELERY, "-A", "tests.apps.tasks", "batch", "tune", "shop.double")
         options = ("--record", str(tmp_path / "trace"), "--seconds", "1")
-        run([*record, *options], env=os.environ | shop.environment)
+        run([*record, *options], env=os.environ | setup.environment)
     finally:
         old.stop(grace=10)
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.place import Place, Places, entered
-from tests.services.rabbitmq import RabbitMQServer
+from tests.services.servers.rabbitmq import RabbitMQServer
+from tests.services.shared_setup import SharedSetup, SharedSetups, entered
 
 BROKERS = ("redis", "rabbitmq")
-MODULE = "tests.services.features"
+MODULE = "tests.apps.features"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -21,7 +21,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     What solo and threads do differently has nothing to do with the broker, nor have tests that
     are marked so: over RabbitMQ they are left to the thorough run.
     """
-    if "place" not in metafunc.fixturenames:
+    if "shared" not in metafunc.fixturenames:
         return
     marker = metafunc.definition.get_closest_marker("pools")
     names = marker.args if marker else ("prefork",)
@@ -50,32 +50,32 @@ def lasting_redis(redis_server: RedisServer) -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="session")
-def redis_places(
+def redis_setups(
     lasting_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Places]:
+) -> Iterator[SharedSetups]:
     """Workers on Redis."""
     folder = tmp_path_factory.mktemp("redis")
-    with Places("redis", lasting_redis.url, lasting_redis, folder, MODULE) as places:
-        yield places
+    with SharedSetups("redis", lasting_redis.url, lasting_redis, folder, MODULE) as setups:
+        yield setups
 
 
 @pytest.fixture(scope="session")
-def rabbitmq_places(
+def rabbitmq_setups(
     lasting_redis: RedisServer,
     rabbitmq_server: RabbitMQServer,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Places]:
+) -> Iterator[SharedSetups]:
     """Workers on RabbitMQ, with their results in Redis."""
     folder = tmp_path_factory.mktemp("rabbitmq")
-    with Places("rabbitmq", rabbitmq_server.url, lasting_redis, folder, MODULE) as places:
-        yield places
+    with SharedSetups("rabbitmq", rabbitmq_server.url, lasting_redis, folder, MODULE) as setups:
+        yield setups
 
 
 @pytest.fixture
-def place(where: tuple[str, str], request: pytest.FixtureRequest) -> Iterator[Place]:
+def shared(where: tuple[str, str], request: pytest.FixtureRequest) -> Iterator[SharedSetup]:
     """An app on this broker with a worker of this pool, whose tasks remember nothing yet."""
     broker, pool = where
-    with entered(request.getfixturevalue(f"{broker}_places").find(pool)) as place:
-        yield place
-        for fact in place.recall("gate"):  # a test that failed may have left somebody there
-            place.open_gate(fact["name"])
+    with entered(request.getfixturevalue(f"{broker}_setups").find(pool)) as shared:
+        yield shared
+        for fact in shared.recall("gate"):  # a test that failed may have left somebody there
+            shared.open_gate(fact["name"])

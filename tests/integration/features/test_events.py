@@ -10,7 +10,7 @@ import pytest
 from celery.events.receiver import EventReceiver
 from celery.events.state import State
 
-from tests.services.place import Place, eventually
+from tests.services.shared_setup import SharedSetup, eventually
 
 EVERY_POOL = ("prefork", "solo", "threads")
 
@@ -18,13 +18,13 @@ EVERY_POOL = ("prefork", "solo", "threads")
 class Watcher:
     """What Flower does: a receiver that feeds Celery's own picture of the cluster."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, shared: SharedSetup) -> None:
         self.state = State()
         self.kinds: dict[str, list[str]] = {}
-        self._place = place
-        self._connection = place.app.connection_for_read()
+        self._place = shared
+        self._connection = shared.app.connection_for_read()
         self._receiver = EventReceiver(
-            self._connection, handlers={"*": self._on_event}, app=place.app
+            self._connection, handlers={"*": self._on_event}, app=shared.app
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -60,26 +60,26 @@ class Watcher:
 
 
 @pytest.fixture
-def watcher(place: Place) -> Iterator[Watcher]:
+def watcher(shared: SharedSetup) -> Iterator[Watcher]:
     """Somebody who watches the worker's events."""
-    watcher = Watcher(place)
+    watcher = Watcher(shared)
     watcher.start()
     yield watcher
     watcher.stop()
 
 
 @pytest.mark.pools(*EVERY_POOL)
-def test_each_item_is_received_started_and_succeeds(place: Place, watcher: Watcher):
+def test_each_item_is_received_started_and_succeeds(shared: SharedSetup, watcher: Watcher):
     """Every item of a batch has its three events, its result, and the model's true runtime."""
-    results = [place.nap.delay(seconds) for seconds in (0.3, 0, 0)]
-    place.get(results)
+    results = [shared.nap.delay(seconds) for seconds in (0.3, 0, 0)]
+    shared.get(results)
     tasks = [watcher.task(result, "task-succeeded") for result in results]
-    (batch, *_) = place.batches("nap")
+    (batch, *_) = shared.batches("nap")
     shared = [task for task, seconds in zip(tasks, (0.3, 0, 0), strict=True) if seconds in batch]
 
     assert {"SUCCESS"} == {task.state for task in tasks}
     assert {"f.nap"} == {task.name for task in tasks}
-    assert {place.worker.name} == {task.worker.hostname for task in tasks}
+    assert {shared.worker.name} == {task.worker.hostname for task in tasks}
     assert [["task-received", "task-started", "task-succeeded"]] * 3 == [
         watcher.kinds[result.id] for result in results
     ]
@@ -88,14 +88,14 @@ def test_each_item_is_received_started_and_succeeds(place: Place, watcher: Watch
     assert all(task.runtime < 10 for task in shared)
 
 
-def test_an_item_starts_when_its_batch_starts(place: Place, watcher: Watcher):
+def test_an_item_starts_when_its_batch_starts(shared: SharedSetup, watcher: Watcher):
     """A request in line has been received and not started; it starts with its batch."""
-    gate = place.close_gate()
-    results = [place.echo.delay(n) for n in range(3)]
+    gate = shared.close_gate()
+    results = [shared.echo.delay(n) for n in range(3)]
     waiting = [watcher.task(result, "task-received").state for result in results]
-    place.wait_for_buffered("f.echo", 3)
+    shared.wait_for_buffered("f.echo", 3)
     kinds = [watcher.kinds[result.id] for result in results]
-    place.open_gate(gate)
+    shared.open_gate(gate)
     tasks = [watcher.task(result, "task-succeeded") for result in results]
     started = [task.started for task in tasks]
 
@@ -106,9 +106,9 @@ def test_an_item_starts_when_its_batch_starts(place: Place, watcher: Watcher):
 
 
 @pytest.mark.pools(*EVERY_POOL)
-def test_a_failed_item_is_reported_as_failed(place: Place, watcher: Watcher):
+def test_a_failed_item_is_reported_as_failed(shared: SharedSetup, watcher: Watcher):
     """``task-failed`` comes for the item that failed, with its error and traceback."""
-    bad, good = place.act.delay("fail"), place.act.delay("good")
+    bad, good = shared.act.delay("fail"), shared.act.delay("good")
     failed, succeeded = watcher.task(bad, "task-failed"), watcher.task(good, "task-succeeded")
 
     assert "FAILURE" == failed.state
@@ -118,9 +118,9 @@ def test_a_failed_item_is_reported_as_failed(place: Place, watcher: Watcher):
 
 
 @pytest.mark.pools(*EVERY_POOL)
-def test_a_retried_item_is_reported_as_retried(place: Place, watcher: Watcher):
+def test_a_retried_item_is_reported_as_retried(shared: SharedSetup, watcher: Watcher):
     """``task-retried`` comes for the item that is tried again, then its success."""
-    again, good = place.act.delay(place.unique("retry")), place.act.delay("good")
+    again, good = shared.act.delay(shared.unique("retry")), shared.act.delay("good")
     task = watcher.task(again, "task-succeeded")
     watcher.task(good, "task-succeeded")
 
@@ -129,33 +129,33 @@ def test_a_retried_item_is_reported_as_retried(place: Place, watcher: Watcher):
     assert "task-retried" not in watcher.kinds[good.id]
 
 
-def test_a_revoked_item_is_reported_as_revoked(place: Place, watcher: Watcher):
+def test_a_revoked_item_is_reported_as_revoked(shared: SharedSetup, watcher: Watcher):
     """``task-revoked`` comes for what was revoked in line, and for what expired there."""
-    gate = place.close_gate()
-    unwanted = place.echo.delay("unwanted")
+    gate = shared.close_gate()
+    unwanted = shared.echo.delay("unwanted")
     expires = datetime.now(UTC) + timedelta(seconds=1)
-    stale = place.echo.apply_async(("stale",), expires=expires)
-    place.wait_for_buffered("f.echo", 2)
-    place.app.control.revoke(
-        unwanted.id, reply=True, timeout=60.0, limit=1, destination=[place.worker.name]
+    stale = shared.echo.apply_async(("stale",), expires=expires)
+    shared.wait_for_buffered("f.echo", 2)
+    shared.app.control.revoke(
+        unwanted.id, reply=True, timeout=60.0, limit=1, destination=[shared.worker.name]
     )
     eventually(lambda: datetime.now(UTC) > expires, "the time to pass")
-    place.open_gate(gate)
+    shared.open_gate(gate)
     tasks = [watcher.task(result, "task-revoked") for result in (unwanted, stale)]
 
     assert ["REVOKED", "REVOKED"] == [task.state for task in tasks]
-    assert [] == place.items("echo")
+    assert [] == shared.items("echo")
 
 
-def test_a_terminated_item_is_reported_as_revoked(place: Place, watcher: Watcher):
+def test_a_terminated_item_is_reported_as_revoked(shared: SharedSetup, watcher: Watcher):
     """``task-revoked`` comes at once for a running request that is terminated."""
-    gate = place.unique("gate")
-    result = place.hold_many.delay(gate, 1)
-    place.wait_at(gate)
-    place.app.control.revoke(result.id, terminate=True, destination=[place.worker.name])
+    gate = shared.unique("gate")
+    result = shared.hold_many.delay(gate, 1)
+    shared.wait_at(gate)
+    shared.app.control.revoke(result.id, terminate=True, destination=[shared.worker.name])
     task = watcher.task(result, "task-revoked")
-    place.open_gate(gate)
+    shared.open_gate(gate)
 
     assert "REVOKED" == task.state
-    assert place.echo.delay(1).get(timeout=30) == 1
+    assert shared.echo.delay(1).get(timeout=30) == 1
     assert "task-succeeded" not in watcher.kinds[result.id]

@@ -7,53 +7,53 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.services.place import Place, eventually
+from tests.services.shared_setup import SharedSetup, eventually
 
 
-def ask(place: Place, question: str, *args):
+def ask(shared: SharedSetup, question: str, *args):
     """Return the worker's answer to a question of ``inspect``."""
-    inspect = place.app.control.inspect([place.worker.name], timeout=60.0, limit=1)
-    return (getattr(inspect, question)(*args) or {}).get(place.worker.name)
+    inspect = shared.app.control.inspect([shared.worker.name], timeout=60.0, limit=1)
+    return (getattr(inspect, question)(*args) or {}).get(shared.worker.name)
 
 
 @pytest.mark.pools("prefork", "threads")
-def test_active_shows_every_item_of_a_running_batch(place: Place):
+def test_active_shows_every_item_of_a_running_batch(shared: SharedSetup):
     """While a batch runs, each of its items is active, with its arguments and process."""
-    gate = place.unique("gate")
-    results = [place.hold_many.delay(gate, n) for n in range(3)]
-    place.wait_at(gate)
-    ran = len(place.items("hold_many"))
+    gate = shared.unique("gate")
+    results = [shared.hold_many.delay(gate, n) for n in range(3)]
+    shared.wait_at(gate)
+    ran = len(shared.items("hold_many"))
     active = eventually(
-        lambda: found if len(found := ask(place, "active")) >= ran else [], "active requests"
+        lambda: found if len(found := ask(shared, "active")) >= ran else [], "active requests"
     )
-    (pid,) = {fact["pid"] for fact in place.recall("hold_many")}
+    (pid,) = {fact["pid"] for fact in shared.recall("hold_many")}
     for _ in results:
-        place.open_gate(gate)
-    place.get(results)
-    again = eventually(lambda: ask(place, "active") == [], "nobody active")
+        shared.open_gate(gate)
+    shared.get(results)
+    again = eventually(lambda: ask(shared, "active") == [], "nobody active")
 
     assert {result.id for result in results[:ran]} <= {each["id"] for each in active}
     assert {"f.hold_many"} == {each["name"] for each in active}
     assert [[gate, n] for n in range(ran)] == sorted(list(each["args"]) for each in active)[:ran]
     assert all(each["time_start"] for each in active)
-    assert place.pool == "threads" or {pid} == {each["worker_pid"] for each in active}
+    assert shared.pool == "threads" or {pid} == {each["worker_pid"] for each in active}
     assert pid != os.getpid()
     assert again
 
 
 @pytest.mark.pools("prefork", "threads")
-def test_reserved_and_query_task_show_who_waits_in_line(place: Place):
+def test_reserved_and_query_task_show_who_waits_in_line(shared: SharedSetup):
     """A request in line is reserved; ``query_task`` tells it from one that runs."""
-    gate = place.unique("gate")
-    running = place.hold_many.delay(gate, 0)
-    place.wait_at(gate)
-    waiting = [place.echo.delay(n) for n in range(3)]
+    gate = shared.unique("gate")
+    running = shared.hold_many.delay(gate, 0)
+    shared.wait_at(gate)
+    waiting = [shared.echo.delay(n) for n in range(3)]
     ids = {result.id for result in waiting}
-    place.wait_for_buffered("f.echo", 3)
-    reserved = ask(place, "reserved")
-    answer = ask(place, "query_task", [running.id, waiting[0].id, "unknown"])
-    place.open_gate(gate)
-    place.get([running, *waiting])
+    shared.wait_for_buffered("f.echo", 3)
+    reserved = ask(shared, "reserved")
+    answer = ask(shared, "query_task", [running.id, waiting[0].id, "unknown"])
+    shared.open_gate(gate)
+    shared.get([running, *waiting])
 
     assert ids == {each["id"] for each in reserved if each["name"] == "f.echo"}
     assert {running.id: "active", waiting[0].id: "reserved"} == {
@@ -61,35 +61,35 @@ def test_reserved_and_query_task_show_who_waits_in_line(place: Place):
     }
 
 
-def test_scheduled_shows_who_waits_for_its_time(place: Place):
+def test_scheduled_shows_who_waits_for_its_time(shared: SharedSetup):
     """A request with an ``eta`` is scheduled until then, and not in line."""
     eta = datetime.now(UTC) + timedelta(seconds=3)
-    result = place.echo.apply_async((1,), eta=eta)
-    (scheduled,) = eventually(lambda: ask(place, "scheduled"), "a scheduled request")
-    place.app.control.revoke(
-        result.id, reply=True, timeout=60.0, limit=1, destination=[place.worker.name]
+    result = shared.echo.apply_async((1,), eta=eta)
+    (scheduled,) = eventually(lambda: ask(shared, "scheduled"), "a scheduled request")
+    shared.app.control.revoke(
+        result.id, reply=True, timeout=60.0, limit=1, destination=[shared.worker.name]
     )
 
     assert result.id == scheduled["request"]["id"]
     assert eta == datetime.fromisoformat(scheduled["eta"])
-    assert result.id in ask(place, "revoked")
-    place.wait_for_nobody()
+    assert result.id in ask(shared, "revoked")
+    shared.wait_for_nobody()
 
 
 @pytest.mark.pools("prefork", "solo", "threads")
-def test_stats_count_items(place: Place):
+def test_stats_count_items(shared: SharedSetup):
     """``stats`` counts every item under its task's name."""
-    before = ask(place, "stats")["total"].get("f.double", 0)
-    place.get([place.double.delay(n) for n in range(7)])
-    after = ask(place, "stats")["total"]["f.double"]
+    before = ask(shared, "stats")["total"].get("f.double", 0)
+    shared.get([shared.double.delay(n) for n in range(7)])
+    after = ask(shared, "stats")["total"]["f.double"]
 
     assert 7 == after - before
 
 
-def test_registered_and_queues_are_celerys_own(place: Place):
+def test_registered_and_queues_are_celerys_own(shared: SharedSetup):
     """``registered`` names batch tasks like any others; ``active_queues`` is as ever."""
-    registered = ask(place, "registered")
-    queues = [queue["name"] for queue in ask(place, "active_queues")]
+    registered = ask(shared, "registered")
+    queues = [queue["name"] for queue in ask(shared, "active_queues")]
 
     assert {"f.double", "f.plain_add"} <= {name.split()[0] for name in registered}
-    assert [place.app.conf.task_default_queue] == queues
+    assert [shared.app.conf.task_default_queue] == queues

@@ -11,12 +11,12 @@ import pytest
 
 from celery_batch.cli.trace import load_of, record
 from celery_batch.errors import ConfigurationError
-from tests.services.place import Place
+from tests.services.shared_setup import SharedSetup
 
 pytestmark = pytest.mark.alike_on_brokers
 
 
-def test_a_trace_has_what_arrived_and_what_it_cost(place: Place, tmp_path: Path):
+def test_a_trace_has_what_arrived_and_what_it_cost(shared: SharedSetup, tmp_path: Path):
     """
     Each request once, with its cost and rows; it can be simulated.
 
@@ -31,12 +31,12 @@ def test_a_trace_has_what_arrived_and_what_it_cost(place: Place, tmp_path: Path)
             raise KeyboardInterrupt
 
     with ThreadPoolExecutor() as pool:
-        recording = pool.submit(record, place.app, "f.tokens", path, 100.0, report)
+        recording = pool.submit(record, shared.app, "f.tokens", path, 100.0, report)
         assert is_recording.wait(30)
         lengths = [10 + n % 40 for n in range(240)]
-        results = place.tokens.delay_many(["x" * length for length in lengths])
-        place.get(results)
-        place.tokens.delay_rows(["x" * 10, "x" * 30]).get(timeout=30)
+        results = shared.tokens.delay_many(["x" * length for length in lengths])
+        shared.get(results)
+        shared.tokens.delay_rows(["x" * 10, "x" * 30]).get(timeout=30)
         is_done.set()
         count, processes = recording.result(60)
     load = load_of(path, "f.tokens")
@@ -49,16 +49,16 @@ def test_a_trace_has_what_arrived_and_what_it_cost(place: Place, tmp_path: Path)
     assert 0 < load.rate
 
 
-def test_nothing_arrives(place: Place, tmp_path: Path):
+def test_nothing_arrives(shared: SharedSetup, tmp_path: Path):
     """An empty trace is not written."""
     with pytest.raises(ConfigurationError, match=r"f\.tokens: no request arrived in 0\.1 s"):
-        record(place.app, "f.tokens", tmp_path / "trace.jsonl", 0.1, print)
+        record(shared.app, "f.tokens", tmp_path / "trace.jsonl", 0.1, print)
 
 
-def test_wrong_arguments_are_refused(place: Place):
+def test_wrong_arguments_are_refused(shared: SharedSetup):
     """A worker says what is wrong; nothing is recorded."""
     errors = [
-        place.worker.ask("batch_trace", words=words)["error"]
+        shared.worker.ask("batch_trace", words=words)["error"]
         for words in (["f.tokens", "seconds=soon"], ["f.tokens", "rows=3"], ["f.token"])
     ]
 

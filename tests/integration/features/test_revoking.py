@@ -7,212 +7,212 @@ from celery.exceptions import TaskRevokedError
 
 from celery_batch.client.revoke import revoke_soon
 from tests.integration.features.test_stamping import Customer
-from tests.services.place import Place, eventually
-from tests.services.shop import Worker
+from tests.services.setup import Worker
+from tests.services.shared_setup import SharedSetup, eventually
 
 EVERY_POOL = ("prefork", "solo", "threads")
 
 
-def revoke(place: Place, *results, worker: Worker | None = None, **options) -> None:
+def revoke(shared: SharedSetup, *results, worker: Worker | None = None, **options) -> None:
     """Revoke and return when the worker, the shared one unless given, has heard."""
-    place.app.control.revoke(
+    shared.app.control.revoke(
         [each.id for each in results],
         reply=True,
         timeout=10,
         limit=1,
-        destination=[(worker or place.worker).name],
+        destination=[(worker or shared.worker).name],
         **options,
     )
 
 
 @pytest.mark.pools(*EVERY_POOL)
-def test_revoked_before_it_is_received(place: Place):
+def test_revoked_before_it_is_received(shared: SharedSetup):
     """A request whose id was revoked before it came never reaches the model."""
-    unsent = place.echo.s("unwanted")
+    unsent = shared.echo.s("unwanted")
     unsent.freeze()
-    revoke(place, unsent)
-    result, neighbour = unsent.delay(), place.echo.delay("wanted")
+    revoke(shared, unsent)
+    result, neighbour = unsent.delay(), shared.echo.delay("wanted")
 
     assert "wanted" == neighbour.get(timeout=30)
     with pytest.raises(TaskRevokedError):
         result.get(timeout=30)
-    assert ["wanted"] == place.items("echo")
+    assert ["wanted"] == shared.items("echo")
 
 
-def test_revoked_in_line_by_id(place: Place):
+def test_revoked_in_line_by_id(shared: SharedSetup):
     """A request that waits in the worker is left out of its batch."""
-    gate = place.close_gate()
-    unwanted, wanted = [place.echo.delay(x) for x in ("unwanted", "wanted")]
-    place.wait_for_buffered("f.echo", 2)
-    revoke(place, unwanted)
-    place.open_gate(gate)
+    gate = shared.close_gate()
+    unwanted, wanted = [shared.echo.delay(x) for x in ("unwanted", "wanted")]
+    shared.wait_for_buffered("f.echo", 2)
+    revoke(shared, unwanted)
+    shared.open_gate(gate)
 
     assert "wanted" == wanted.get(timeout=30)
     with pytest.raises(TaskRevokedError):
         unwanted.get(timeout=30)
-    assert ["wanted"] == place.items("echo")
+    assert ["wanted"] == shared.items("echo")
 
 
-def test_revoked_in_line_by_stamped_header(place: Place):
+def test_revoked_in_line_by_stamped_header(shared: SharedSetup):
     """Every waiting request with a stamp is left out, whatever its id."""
-    name = place.unique("customer")
-    gate = place.close_gate()
-    results = [_stamped(place, name, 1), _stamped(place, name, 2), place.echo.delay("other")]
-    place.wait_for_buffered("f.echo", 3)
-    place.app.control.revoke_by_stamped_headers(
-        {"customer": [name]}, reply=True, timeout=60.0, limit=1, destination=[place.worker.name]
+    name = shared.unique("customer")
+    gate = shared.close_gate()
+    results = [_stamped(shared, name, 1), _stamped(shared, name, 2), shared.echo.delay("other")]
+    shared.wait_for_buffered("f.echo", 3)
+    shared.app.control.revoke_by_stamped_headers(
+        {"customer": [name]}, reply=True, timeout=60.0, limit=1, destination=[shared.worker.name]
     )
-    place.open_gate(gate)
+    shared.open_gate(gate)
 
     assert "other" == results[2].get(timeout=30)
     for result in results[:2]:
         with pytest.raises(TaskRevokedError):
             result.get(timeout=30)
-    assert ["other"] == place.items("echo")
+    assert ["other"] == shared.items("echo")
 
 
-def _stamped(place: Place, customer: str, x: int):
-    sig = place.echo.s(x)
+def _stamped(shared: SharedSetup, customer: str, x: int):
+    sig = shared.echo.s(x)
     sig.stamp(Customer(customer))
     return sig.delay()
 
 
-def test_revoked_before_receipt_by_stamped_header(place: Place):
+def test_revoked_before_receipt_by_stamped_header(shared: SharedSetup):
     """A stamp that was revoked keeps out what arrives later."""
-    name = place.unique("customer")
-    place.app.control.revoke_by_stamped_headers(
-        {"customer": [name]}, reply=True, timeout=60.0, limit=1, destination=[place.worker.name]
+    name = shared.unique("customer")
+    shared.app.control.revoke_by_stamped_headers(
+        {"customer": [name]}, reply=True, timeout=60.0, limit=1, destination=[shared.worker.name]
     )
-    result, other = _stamped(place, name, 1), place.echo.delay("other")
+    result, other = _stamped(shared, name, 1), shared.echo.delay("other")
 
     assert "other" == other.get(timeout=30)
     with pytest.raises(TaskRevokedError):
         result.get(timeout=30)
 
 
-def test_revoked_while_it_waits_for_its_eta(place: Place):
+def test_revoked_while_it_waits_for_its_eta(shared: SharedSetup):
     """A request that waits for its time in the worker is left out as well."""
-    later = place.echo.apply_async(("later",), countdown=0.8)
-    held = place.app.control.inspect([place.worker.name], timeout=60.0, limit=1)
-    eventually(lambda: held.scheduled()[place.worker.name], "a scheduled request")
-    revoke(place, later)
+    later = shared.echo.apply_async(("later",), countdown=0.8)
+    held = shared.app.control.inspect([shared.worker.name], timeout=60.0, limit=1)
+    eventually(lambda: held.scheduled()[shared.worker.name], "a scheduled request")
+    revoke(shared, later)
 
     with pytest.raises(TaskRevokedError):
         later.get(timeout=30)
-    place.wait_for_nobody()
-    assert [] == place.items("echo")
+    shared.wait_for_nobody()
+    assert [] == shared.items("echo")
 
 
-def test_revoked_in_a_batch_that_waits_for_a_process(place: Place):
+def test_revoked_in_a_batch_that_waits_for_a_process(shared: SharedSetup):
     """A batch that is formed loses who is revoked before a pool process is free for it."""
-    queue = place.unique("two")
-    gates = [place.unique("gate") for _ in range(4)]
+    queue = shared.unique("two")
+    gates = [shared.unique("gate") for _ in range(4)]
     routes = {"task_routes": {"f.hold": {"queue": queue}}}
-    with place.another("-c", "2", queue=queue, conf=routes) as worker:
-        results = [place.hold.apply_async((gate,), queue=queue) for gate in gates]
-        place.wait_at(gates[0])
-        place.wait_at(gates[1])
+    with shared.another("-c", "2", queue=queue, conf=routes) as worker:
+        results = [shared.hold.apply_async((gate,), queue=queue) for gate in gates]
+        shared.wait_at(gates[0])
+        shared.wait_at(gates[1])
         eventually(lambda: worker.status()["f.hold"]["running"] == 4, "two batches that wait")
-        revoke(place, results[3], worker=worker)
+        revoke(shared, results[3], worker=worker)
         for gate in gates:
-            place.open_gate(gate)
+            shared.open_gate(gate)
 
-        assert gates[:3] == place.get(results[:3])
+        assert gates[:3] == shared.get(results[:3])
         with pytest.raises(TaskRevokedError):
             results[3].get(timeout=30)
-    assert gates[3] not in place.items("hold")
+    assert gates[3] not in shared.items("hold")
 
 
 @pytest.mark.pools("threads")
-def test_revoked_in_a_batch_that_waits_for_a_thread(place: Place):
+def test_revoked_in_a_batch_that_waits_for_a_thread(shared: SharedSetup):
     """On a pool of threads a batch loses who is revoked before a thread takes it."""
-    first, second, third = [place.unique("gate") for _ in range(3)]
-    results = [place.hold.delay(gate) for gate in (first, second)]
-    place.wait_at(first)
-    eventually(lambda: place.worker.status()["f.hold"]["running"] == 2, "a batch that waits")
-    revoke(place, results[1])
-    place.open_gate(second)
-    place.open_gate(first)
+    first, second, third = [shared.unique("gate") for _ in range(3)]
+    results = [shared.hold.delay(gate) for gate in (first, second)]
+    shared.wait_at(first)
+    eventually(lambda: shared.worker.status()["f.hold"]["running"] == 2, "a batch that waits")
+    revoke(shared, results[1])
+    shared.open_gate(second)
+    shared.open_gate(first)
 
     assert first == results[0].get(timeout=30)
     with pytest.raises(TaskRevokedError):
         results[1].get(timeout=30)
-    place.open_gate(third)
-    assert third == place.hold.delay(third).get(timeout=30)
-    assert [first, third] == place.items("hold")
+    shared.open_gate(third)
+    assert third == shared.hold.delay(third).get(timeout=30)
+    assert [first, third] == shared.items("hold")
 
 
-def test_revoked_behind_the_running_batch_in_the_process_runs(place: Place):
+def test_revoked_behind_the_running_batch_in_the_process_runs(shared: SharedSetup):
     """What the pool process has been handed runs, as in Celery; its caller is told REVOKED."""
-    first, second = [place.unique("gate") for _ in range(2)]
-    results = [place.hold.delay(gate) for gate in (first, second)]
-    place.wait_at(first)
-    eventually(lambda: place.worker.status()["f.hold"]["running"] == 2, "a batch behind it")
-    revoke(place, results[1])
-    place.open_gate(second)
-    place.open_gate(first)
+    first, second = [shared.unique("gate") for _ in range(2)]
+    results = [shared.hold.delay(gate) for gate in (first, second)]
+    shared.wait_at(first)
+    eventually(lambda: shared.worker.status()["f.hold"]["running"] == 2, "a batch behind it")
+    revoke(shared, results[1])
+    shared.open_gate(second)
+    shared.open_gate(first)
 
     assert first == results[0].get(timeout=30)
     with pytest.raises(TaskRevokedError):
         results[1].get(timeout=30)
     # It runs after that batch, whose gate is forgotten when the test ends.
-    assert second == place.hold.delay(second).get(timeout=30)
-    assert [first, second, second] == place.items("hold")
+    assert second == shared.hold.delay(second).get(timeout=30)
+    assert [first, second, second] == shared.items("hold")
 
 
 @pytest.mark.pools("prefork", "threads")
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL"])
-def test_terminate_ends_that_request_and_never_its_neighbours(place: Place, signal: str):
+def test_terminate_ends_that_request_and_never_its_neighbours(shared: SharedSetup, signal: str):
     """A running request ends as REVOKED at once; its batch goes on, and so does the process."""
-    before = place.who.delay(0).get(timeout=30)[1]
-    gate = place.unique("gate")
-    results = [place.hold_many.delay(gate, n) for n in range(4)]
-    place.wait_at(gate)
-    running = place.items("hold_many")
+    before = shared.who.delay(0).get(timeout=30)[1]
+    gate = shared.unique("gate")
+    results = [shared.hold_many.delay(gate, n) for n in range(4)]
+    shared.wait_at(gate)
+    running = shared.items("hold_many")
     victim = running[-1]
-    revoke(place, results[victim], terminate=True, signal=signal)
+    revoke(shared, results[victim], terminate=True, signal=signal)
     with pytest.raises(TaskRevokedError):
         results[victim].get(timeout=30)
     for _ in results:
-        place.open_gate(gate)
-    answers = place.get(results[:victim] + results[victim + 1 :])
+        shared.open_gate(gate)
+    answers = shared.get(results[:victim] + results[victim + 1 :])
 
     assert [n for n in range(4) if n != victim] == answers
     assert "REVOKED" == results[victim].state
-    assert before == place.who.delay(0).get(timeout=30)[1]
+    assert before == shared.who.delay(0).get(timeout=30)[1]
 
 
-def test_terminate_of_a_request_in_line_is_a_plain_revoke(place: Place):
+def test_terminate_of_a_request_in_line_is_a_plain_revoke(shared: SharedSetup):
     """``terminate=True`` for a request that waits leaves it out, and touches nobody."""
-    gate = place.close_gate()
-    unwanted, wanted = [place.echo.delay(x) for x in ("unwanted", "wanted")]
-    place.wait_for_buffered("f.echo", 2)
-    revoke(place, unwanted, terminate=True)
-    place.open_gate(gate)
+    gate = shared.close_gate()
+    unwanted, wanted = [shared.echo.delay(x) for x in ("unwanted", "wanted")]
+    shared.wait_for_buffered("f.echo", 2)
+    revoke(shared, unwanted, terminate=True)
+    shared.open_gate(gate)
 
     assert "wanted" == wanted.get(timeout=30)
     with pytest.raises(TaskRevokedError):
         unwanted.get(timeout=30)
-    assert ["wanted"] == place.items("echo")
+    assert ["wanted"] == shared.items("echo")
 
 
-def test_revoked_soon_in_line_and_still_queued(place: Place):
+def test_revoked_soon_in_line_and_still_queued(shared: SharedSetup):
     """What is called back in passing never reaches the model, unless the pool has it already."""
-    gate = place.close_gate()
-    first = [place.echo.delay(number) for number in range(16)]  # the batch that is next
-    wanted, *unwanted = [place.echo.delay(number) for number in range(16, 150)]
-    place.wait_for_buffered("f.echo", 1)
+    gate = shared.close_gate()
+    first = [shared.echo.delay(number) for number in range(16)]  # the batch that is next
+    wanted, *unwanted = [shared.echo.delay(number) for number in range(16, 150)]
+    shared.wait_for_buffered("f.echo", 1)
     for result in unwanted:
-        revoke_soon(place.app, [result.id])
-    inspect = place.app.control.inspect([place.worker.name], timeout=60.0, limit=1)
+        revoke_soon(shared.app, [result.id])
+    inspect = shared.app.control.inspect([shared.worker.name], timeout=60.0, limit=1)
     eventually(
-        lambda: {each.id for each in unwanted} <= {*inspect.revoked()[place.worker.name]},
+        lambda: {each.id for each in unwanted} <= {*inspect.revoked()[shared.worker.name]},
         "word of the revokes",
     )
-    place.open_gate(gate)
+    shared.open_gate(gate)
 
     assert [*range(17)] == [each.get(timeout=30) for each in (*first, wanted)]
     for result in unwanted:
         with pytest.raises(TaskRevokedError):
             result.get(timeout=30)
-    assert [*range(17)] == sorted(place.items("echo"))
+    assert [*range(17)] == sorted(shared.items("echo"))

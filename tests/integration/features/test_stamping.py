@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery.canvas import StampingVisitor
 
-from tests.services.place import Place, eventually
+from tests.services.shared_setup import SharedSetup, eventually
 
 
 class Customer(StampingVisitor):
@@ -18,42 +18,42 @@ class Customer(StampingVisitor):
         return {"customer": self.name}
 
 
-def test_each_item_of_a_batch_keeps_its_own_stamps(place: Place):
+def test_each_item_of_a_batch_keeps_its_own_stamps(shared: SharedSetup):
     """Items that share a batch have the stamps that their own caller gave them."""
     results = {}
     for name in ("anna", "bert"):
-        sig = place.stamped.s(name)
+        sig = shared.stamped.s(name)
         sig.stamp(Customer(name))
         results[name] = sig.delay()
-    plain = place.stamped.delay("nobody")
-    place.get([*results.values(), plain])
-    seen = {fact["id"]: fact["stamps"] for fact in place.recall("stamps")}
+    plain = shared.stamped.delay("nobody")
+    shared.get([*results.values(), plain])
+    seen = {fact["id"]: fact["stamps"] for fact in shared.recall("stamps")}
 
     assert "anna" == seen[results["anna"].id]["customer"]
     assert "bert" == seen[results["bert"].id]["customer"]
     assert not seen[plain.id]
 
 
-def test_stamps_are_handed_on_to_linked_tasks(place: Place):
+def test_stamps_are_handed_on_to_linked_tasks(shared: SharedSetup):
     """What a stamped item links to carries the same stamp."""
-    sig = place.stamped.s(1)
-    sig.link(place.stamped.s())
+    sig = shared.stamped.s(1)
+    sig.link(shared.stamped.s())
     sig.stamp(Customer("anna"))
     first = sig.delay()
     first.get(timeout=30)
     facts = eventually(
-        lambda: place.recall("stamps") if len(place.recall("stamps")) == 2 else [],
+        lambda: shared.recall("stamps") if len(shared.recall("stamps")) == 2 else [],
         "the linked task",
     )
 
     assert ["anna", "anna"] == [fact["stamps"]["customer"] for fact in facts]
 
 
-def test_a_retried_item_keeps_its_stamps(place: Place):
+def test_a_retried_item_keeps_its_stamps(shared: SharedSetup):
     """A new try of an item has the stamps of the first."""
-    word = place.unique("retry")
-    sig = place.act_stamped.s(word)
+    word = shared.unique("retry")
+    sig = shared.act_stamped.s(word)
     sig.stamp(Customer("anna"))
     sig.delay().get(timeout=30)
 
-    assert ["anna", "anna"] == [f["stamps"]["customer"] for f in place.recall("stamps")]
+    assert ["anna", "anna"] == [f["stamps"]["customer"] for f in shared.recall("stamps")]

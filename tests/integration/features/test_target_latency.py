@@ -15,42 +15,42 @@ from celery_batch import BatchPlan, QueueFull, apredict, predict
 from celery_batch.cluster.state import grown
 from celery_batch.protocol import SENT
 from celery_batch.web.errors import http_error, task_error
-from tests.services.place import SOON, Place, batch_info, eventually
+from tests.services.shared_setup import SOON, SharedSetup, batch_info, eventually
 
 TASK = "f.paced"
 
 EVERY_POOL = ("prefork", "solo", "threads")
 
 
-def latency_of(place: Place) -> dict[str, Any]:
+def latency_of(shared: SharedSetup) -> dict[str, Any]:
     """Return what the worker says of the task's latency."""
-    return dict(place.worker.status()[TASK]["latency"])
+    return dict(shared.worker.status()[TASK]["latency"])
 
 
-def teach(place: Place) -> None:
+def teach(shared: SharedSetup) -> None:
     """Run batches of several sizes."""
     for n in (1, 4, 8):
-        place.get([place.paced.delay(each) for each in range(n)])
-    place.wait_for_batches(TASK)
+        shared.get([shared.paced.delay(each) for each in range(n)])
+    shared.wait_for_batches(TASK)
 
 
 @pytest.fixture
-def taught(place: Place) -> Iterator[Place]:
+def taught(shared: SharedSetup) -> Iterator[SharedSetup]:
     """A place whose worker knows how long the task's batches take."""
-    while latency_of(place)["learnt_from"] < 10:
-        teach(place)
-    yield place
-    place.worker.ask("batch_config", words=[TASK, "default"])
+    while latency_of(shared)["learnt_from"] < 10:
+        teach(shared)
+    yield shared
+    shared.worker.ask("batch_config", words=[TASK, "default"])
 
 
-def configured(place: Place, **values: Any) -> dict[str, Any]:
+def configured(shared: SharedSetup, **values: Any) -> dict[str, Any]:
     """Change the task's options in the worker."""
-    return dict(place.worker.ask("batch_config", task=TASK, **values)["ok"])
+    return dict(shared.worker.ask("batch_config", task=TASK, **values)["ok"])
 
 
 @pytest.mark.alike_on_brokers
 @pytest.mark.pools(*EVERY_POOL)
-def test_the_worker_learns_how_long_batches_take(taught: Place):
+def test_the_worker_learns_how_long_batches_take(taught: SharedSetup):
     """What a call takes and what each row adds are reported, and why batches are as large."""
     while not latency_of(taught)["b"]:  # on a busy machine, small batches may take the longest
         teach(taught)
@@ -66,7 +66,7 @@ def test_the_worker_learns_how_long_batches_take(taught: Place):
 
 
 @pytest.mark.alike_on_brokers
-def test_results_tell_how_their_batch_was_chosen(taught: Place):
+def test_results_tell_how_their_batch_was_chosen(taught: SharedSetup):
     """They have the model as it was known, the limit with its reason, and what was predicted."""
     result = taught.paced.delay(21)
     assert 42 == result.get(timeout=SOON)
@@ -80,14 +80,14 @@ def test_results_tell_how_their_batch_was_chosen(taught: Place):
 
 
 @pytest.mark.alike_on_brokers
-def test_padding_is_told(place: Place):
+def test_padding_is_told(shared: SharedSetup):
     """What part of the work was padding is known where items have a cost, or calls a size."""
-    result = place.tokens.delay_rows(["x" * 10, "x" * 10, "x" * 4])
+    result = shared.tokens.delay_rows(["x" * 10, "x" * 10, "x" * 4])
     result.get(timeout=SOON)
     info = batch_info(result)
 
-    fixed = place.sizes.delay_rows([1, 2, 3, 4])
-    plain = place.double.delay(1)
+    fixed = shared.sizes.delay_rows([1, 2, 3, 4])
+    plain = shared.double.delay(1)
     fixed.get(timeout=SOON)
     plain.get(timeout=SOON)
 
@@ -97,7 +97,7 @@ def test_padding_is_told(place: Place):
     assert batch_info(plain).padding is None
 
 
-def test_calls_that_would_be_late_are_refused(taught: Place):
+def test_calls_that_would_be_late_are_refused(taught: SharedSetup):
     """Each of a burst gets its answer or is refused, in whatever client reads the result."""
     before = taught.worker.status()[TASK]
     results = taught.paced.delay_many(range(300))
@@ -133,7 +133,7 @@ def _sent_before() -> dict[str, Any]:
 
 @pytest.mark.alike_on_brokers
 @pytest.mark.parametrize("ask", [predict, _in_loop], ids=["predict", "apredict"])
-def test_a_refused_item_ends_its_whole_request(taught: Place, ask: Callable[..., Any]):
+def test_a_refused_item_ends_its_whole_request(taught: SharedSetup, ask: Callable[..., Any]):
     """The other calls of the same `predict` are revoked, and those that wait do not run."""
     revoked = lambda: len(taught.worker.ask("revoked"))  # noqa: E731
     seen, known = len(taught.items("paced")), revoked()
@@ -151,7 +151,7 @@ def test_a_refused_item_ends_its_whole_request(taught: Place, ask: Callable[...,
 @pytest.mark.alike_on_brokers
 @pytest.mark.parametrize("ask", [predict, _in_loop], ids=["predict", "apredict"])
 def test_a_refusal_counts_for_more_than_the_deadline(
-    taught: Place, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    taught: SharedSetup, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
     """In a client that does not know of the target, and so waits for all calls."""
     monkeypatch.setattr(type(taught.app.tasks[TASK]), "target_latency", None)
@@ -166,7 +166,7 @@ def test_a_refusal_counts_for_more_than_the_deadline(
 
 
 @pytest.mark.alike_on_brokers
-def test_outputs_beside_refusals_may_be_wanted(taught: Place):
+def test_outputs_beside_refusals_may_be_wanted(taught: SharedSetup):
     """With `return_exceptions` the accepted items of a request run."""
     taught.wait_for_nobody()
     answers = predict(taught.paced, range(100), timeout=SOON, return_exceptions=True)
@@ -177,7 +177,7 @@ def test_outputs_beside_refusals_may_be_wanted(taught: Place):
 
 
 @pytest.mark.alike_on_brokers
-def test_an_operator_turns_the_target_off_and_on(taught: Place):
+def test_an_operator_turns_the_target_off_and_on(taught: SharedSetup):
     """Without one all calls run, however late."""
     reply = configured(taught, target_latency=None, shed=False)
     answers = taught.get(taught.paced.delay_many(range(100)))
@@ -187,7 +187,7 @@ def test_an_operator_turns_the_target_off_and_on(taught: Place):
 
 
 @pytest.mark.parametrize("path", ["fast", "celery's"])
-def test_time_in_the_broker_counts(taught: Place, path: str):
+def test_time_in_the_broker_counts(taught: SharedSetup, path: str):
     """Calls say when they were sent; one that says that it is old is late."""
     options = {"link": []} if path == "fast" else {"producer": None, "retry": True}
     taught.paced.apply_async((1,), **options).get(timeout=SOON)
@@ -202,7 +202,7 @@ def test_time_in_the_broker_counts(taught: Place, path: str):
 
 
 @pytest.mark.alike_on_brokers
-def test_a_clock_that_is_ahead_does_no_harm(taught: Place):
+def test_a_clock_that_is_ahead_does_no_harm(taught: SharedSetup):
     """What says that it comes from the future has just been sent."""
     before = latency_of(taught)
     ahead = taught.paced.apply_async((1,), headers={SENT: int(time.time() * 1000) + 60_000})
@@ -213,7 +213,7 @@ def test_a_clock_that_is_ahead_does_no_harm(taught: Place):
 
 
 @pytest.mark.alike_on_brokers
-def test_rows_of_a_backfill_are_not_refused(taught: Place):
+def test_rows_of_a_backfill_are_not_refused(taught: SharedSetup):
     """They may wait, and all of them run."""
     before = latency_of(taught)["refused"]
     options = {"headers": {SENT: 0}}

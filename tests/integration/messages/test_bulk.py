@@ -11,21 +11,21 @@ import pytest
 from kombu import Connection
 
 from celery_batch.processes.managed_process import wait_until
-from tests.conftest import Shop, Worker
+from tests.conftest import Setup, Worker
 
 BOTH = pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "one by one"])
 
 
-def held(shop: Shop) -> tuple[dict[str, list], list[str]]:
+def held(setup: Setup) -> tuple[dict[str, list], list[str]]:
     """Return what Redis holds as unacknowledged: the messages by tag, and the tags' index."""
-    client = shop.memory()
+    client = setup.memory()
     kept = {tag.decode(): json.loads(entry) for tag, entry in client.hgetall("unacked").items()}
     index = [tag.decode() for tag in client.zrange("unacked_index", 0, -1)]
     client.close()
     return kept, index
 
 
-def rest_from_reading(shop: Shop, worker: Worker, sent: int) -> None:
+def rest_from_reading(setup: Setup, worker: Worker, sent: int) -> None:
     """Stop the pool, and return when the worker is not about to read a message."""
     for process in psutil.Process(worker.pid).children():
         process.suspend()
@@ -33,7 +33,7 @@ def rest_from_reading(shop: Shop, worker: Worker, sent: int) -> None:
 
     def why_not() -> str:
         # What stock Celery has read and not yet written down would be lost with it.
-        with shop.memory() as client:
+        with setup.memory() as client:
             stored = len(client.keys("celery-task-meta-*"))
             looks.append((client.llen("celery"), client.hlen("unacked"), stored))
         settled = sum(looks[-1]) >= sent and len(set(looks[-4:])) == 1 and len(looks) > 3
@@ -43,20 +43,20 @@ def rest_from_reading(shop: Shop, worker: Worker, sent: int) -> None:
 
 
 @BOTH
-def test_unacknowledged_messages_can_be_given_back_by_any_worker(shop: Shop, bulk: bool):  # noqa: FBT001
+def test_unacknowledged_messages_can_be_given_back_by_any_worker(setup: Setup, bulk: bool):  # noqa: FBT001
     """What a killed worker held is written down as kombu writes it, and comes back whole."""
-    worker = shop.worker("-c", "1", conf={"batch_bulk": bulk})
-    results = [shop.slow.delay(n) for n in range(240)]
+    worker = setup.worker("-c", "1", conf={"batch_bulk": bulk})
+    results = [setup.slow.delay(n) for n in range(240)]
     results[5].get(timeout=30)
-    rest_from_reading(shop, worker, len(results))
+    rest_from_reading(setup, worker, len(results))
     os.kill(worker.pid, signal.SIGKILL)
     worker.child.wait(60)
-    kept, index = held(shop)
-    with Connection(shop.url) as connection:
+    kept, index = held(setup)
+    with Connection(setup.url) as connection:
         channel = connection.default_channel
         for tag in index:
             channel.qos.restore_by_tag(tag)
-    shop.worker("-c", "1")
+    setup.worker("-c", "1")
 
     assert kept
     assert sorted(kept) == sorted(index)
@@ -68,41 +68,41 @@ def test_unacknowledged_messages_can_be_given_back_by_any_worker(shop: Shop, bul
 
 
 @BOTH
-def test_nothing_is_left_unacknowledged(shop: Shop, bulk: bool):  # noqa: FBT001
+def test_nothing_is_left_unacknowledged(setup: Setup, bulk: bool):  # noqa: FBT001
     """When all is done and the worker has stopped, Redis holds no message any more."""
-    worker = shop.worker("-c", "1", conf={"batch_bulk": bulk})
-    results = [shop.double.delay(n) for n in range(100)]
+    worker = setup.worker("-c", "1", conf={"batch_bulk": bulk})
+    results = [setup.double.delay(n) for n in range(100)]
     answers = [result.get(timeout=30) for result in results]
     worker.stop()
 
     assert [2 * n for n in range(100)] == answers
-    assert ({}, []) == held(shop)
+    assert ({}, []) == held(setup)
 
 
 @BOTH
-def test_messages_come_in_the_order_of_priorities_and_queues(shop: Shop, bulk: bool):  # noqa: FBT001
+def test_messages_come_in_the_order_of_priorities_and_queues(setup: Setup, bulk: bool):  # noqa: FBT001
     """Urgent ones come first if nobody has a share, each priority in the order of its sending."""
     for n in range(40):
-        shop.double.apply_async((n,), priority=(9, 6, 3, 0)[n % 4])
-    shop.worker("-c", "1", conf={"batch_bulk": bulk, "batch_low_priority_share": 0})
-    last = shop.double.apply_async((40,), priority=9)
+        setup.double.apply_async((n,), priority=(9, 6, 3, 0)[n % 4])
+    setup.worker("-c", "1", conf={"batch_bulk": bulk, "batch_low_priority_share": 0})
+    last = setup.double.apply_async((40,), priority=9)
     last.get(timeout=30)
-    order = [n for fact in shop.recall("double") for n in fact["items"]]
+    order = [n for fact in setup.recall("double") for n in fact["items"]]
     urgent = sorted(range(40), key=lambda n: (-(n % 4), n))
 
     assert [*urgent, 40] == order
 
 
 @BOTH
-def test_key_prefix_is_kept(shop: Shop, bulk: bool):  # noqa: FBT001
+def test_key_prefix_is_kept(setup: Setup, bulk: bool):  # noqa: FBT001
     """With a global key prefix the broker's keys all carry it."""
     options = {"global_keyprefix": "shop-"}
-    shop.app.conf.broker_transport_options = options
-    worker = shop.worker("-c", "1", conf={"batch_bulk": bulk, "broker_transport_options": options})
-    results = [shop.double.delay(n) for n in range(50)]
+    setup.app.conf.broker_transport_options = options
+    worker = setup.worker("-c", "1", conf={"batch_bulk": bulk, "broker_transport_options": options})
+    results = [setup.double.delay(n) for n in range(50)]
     answers = [result.get(timeout=30) for result in results]
     worker.stop()
-    client = shop.memory()
+    client = setup.memory()
     kept = client.hlen("shop-unacked"), client.zcard("shop-unacked_index"), client.exists("celery")
     client.close()
 
@@ -111,13 +111,13 @@ def test_key_prefix_is_kept(shop: Shop, bulk: bool):  # noqa: FBT001
 
 
 @BOTH
-def test_stored_results_are_celery_s(shop: Shop, bulk: bool):  # noqa: FBT001
+def test_stored_results_are_celery_s(setup: Setup, bulk: bool):  # noqa: FBT001
     """Key, fields and expiry of a stored result do not depend on the path."""
-    shop.worker("-c", "1", conf={"batch_bulk": bulk, "result_extended": True})
-    good, bad = shop.odd.delay("good"), shop.odd.delay("bad")
+    setup.worker("-c", "1", conf={"batch_bulk": bulk, "result_extended": True})
+    good, bad = setup.odd.delay("good"), setup.odd.delay("bad")
     good.get(timeout=30)
     bad.get(timeout=30, propagate=False)
-    client = shop.memory()
+    client = setup.memory()
     stored = [json.loads(client.get(f"celery-task-meta-{each.id}")) for each in (good, bad)]
     expiries = [client.ttl(f"celery-task-meta-{each.id}") for each in (good, bad)]
     client.close()
@@ -129,10 +129,10 @@ def test_stored_results_are_celery_s(shop: Shop, bulk: bool):  # noqa: FBT001
     assert all(590 <= seconds <= 600 for seconds in expiries)
 
 
-def test_started_is_stored_before_the_model_answers(shop: Shop):
+def test_started_is_stored_before_the_model_answers(setup: Setup):
     """With track_started the state is STARTED while the batch runs."""
-    shop.worker("-c", "1", conf={"task_track_started": True})
-    result = shop.slow.delay(1)
+    setup.worker("-c", "1", conf={"task_track_started": True})
+    result = setup.slow.delay(1)
     seen = {result.state}
     while not result.ready():
         seen.add(result.state)
@@ -140,23 +140,23 @@ def test_started_is_stored_before_the_model_answers(shop: Shop):
     assert "STARTED" in seen
 
 
-def test_chord_counts_items_of_batches(shop: Shop):
+def test_chord_counts_items_of_batches(setup: Setup):
     """The body of a chord starts when its last item is done, with all outputs in order."""
     from celery import chord, group  # noqa: PLC0415
 
-    shop.worker("-c", "1")
-    body = chord(group(shop.double.s(n) for n in range(30)), shop.total.s())
+    setup.worker("-c", "1")
+    body = chord(group(setup.double.s(n) for n in range(30)), setup.total.s())
 
     assert sum(2 * n for n in range(30)) == body.apply_async().get(timeout=30)
 
 
 @pytest.mark.parametrize("pool", ["prefork", "solo", "threads"])
-def test_plain_items_pass_their_tracers_by(shop: Shop, pool: str):
+def test_plain_items_pass_their_tracers_by(setup: Setup, pool: str):
     """In a worker as users start it, a batch of plain items runs inside one tracer."""
-    shop.worker("-c", "1", "-P", pool)
-    results = [shop.tracers.delay(n) for n in range(8)]
+    setup.worker("-c", "1", "-P", pool)
+    results = [setup.tracers.delay(n) for n in range(8)]
     alone = [each.get(timeout=30) for each in results]  # before the others come, in their batch
-    linked = [shop.tracers.apply_async((n,), link=shop.plain.si(1)) for n in range(8)]
+    linked = [setup.tracers.apply_async((n,), link=setup.plain.si(1)) for n in range(8)]
     nested = [each.get(timeout=30) for each in linked]
 
     assert {1} == {tracers for _, tracers in alone}
@@ -164,10 +164,10 @@ def test_plain_items_pass_their_tracers_by(shop: Shop, pool: str):
     assert all(size == tracers for size, tracers in nested)
 
 
-def test_a_worker_says_which_fast_paths_it_takes(each_shop: Shop):
+def test_a_worker_says_which_fast_paths_it_takes(each_setup: Setup):
     """One line at a worker's start says which are on, and why others are not."""
-    worker = each_shop.worker("-c", "1", conf={"batch_bulk": False, "batch_overlap": False})
-    read = "amqp_frames" if each_shop.url.startswith("amqp") else "fetch"
+    worker = each_setup.worker("-c", "1", conf={"batch_bulk": False, "batch_overlap": False})
+    read = "amqp_frames" if each_setup.url.startswith("amqp") else "fetch"
     line = (
         f"intake, notify on; {read}, acknowledge off (batch_bulk is False);"
         " write_ahead, overlap off (batch_overlap is False); trace off (store is off);"

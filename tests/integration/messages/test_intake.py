@@ -7,51 +7,51 @@ from collections import Counter
 import pytest
 
 from celery_batch.processes.managed_process import wait_until
-from tests.conftest import Shop
+from tests.conftest import Setup
 
 #: Running, ready and gathering: what one process can put to use of ``shop.nap``.
 USEFUL = 3 * 4
 
 
-def shares(shop: Shop) -> list[int]:
+def shares(setup: Setup) -> list[int]:
     """Return how many naps each process has taken, fewest first."""
-    counts = Counter(fact["pid"] for fact in shop.recall("nap") for _ in fact["items"])
+    counts = Counter(fact["pid"] for fact in setup.recall("nap") for _ in fact["items"])
     return sorted(counts.values())
 
 
-def held(shop: Shop, worker) -> int:
+def held(setup: Setup, worker) -> int:
     """Return how many messages a worker has read and not yet acknowledged."""
-    inspect = shop.app.control.inspect([worker.name], timeout=60.0, limit=1)
+    inspect = setup.app.control.inspect([worker.name], timeout=60.0, limit=1)
     return len(inspect.reserved()[worker.name])
 
 
 @pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "one by one"])
-def test_fast_worker_does_most(shop: Shop, bulk: bool):  # noqa: FBT001
+def test_fast_worker_does_most(setup: Setup, bulk: bool):  # noqa: FBT001
     """Of two workers the one with the slow model keeps no more than it can use."""
     for seconds in ("1", "0.05"):
-        shop.worker("-c", "1", conf={"batch_bulk": bulk}, SHOP_NAP_SECONDS=seconds)
-    results = [shop.nap.delay(n) for n in range(300)]
+        setup.worker("-c", "1", conf={"batch_bulk": bulk}, TESTS_NAP_SECONDS=seconds)
+    results = [setup.nap.delay(n) for n in range(300)]
 
     assert list(range(300)) == [result.get(timeout=60) for result in results]
 
-    slow, fast = shares(shop)
+    slow, fast = shares(setup)
 
     assert slow < fast / 4
 
 
-def test_busy_task_takes_no_more_than_its_share(shop: Shop):
+def test_busy_task_takes_no_more_than_its_share(setup: Setup):
     """A task's backlog fills neither the places of other tasks nor their queues' way in."""
-    naps = [shop.nap.delay(n) for n in range(60)]
-    worker = shop.worker("-c", "1", "-Q", "celery,counter", SHOP_NAP_SECONDS="0.4")
+    naps = [setup.nap.delay(n) for n in range(60)]
+    worker = setup.worker("-c", "1", "-Q", "celery,counter", TESTS_NAP_SECONDS="0.4")
     what = "a worker that holds what it can use"
     wait_until(
-        lambda: "" if held(shop, worker) >= USEFUL - 4 else "too few",
+        lambda: "" if held(setup, worker) >= USEFUL - 4 else "too few",
         [worker.child],
         what=what,
         timeout=20,
     )
 
-    assert held(shop, worker) <= USEFUL
-    assert 7 == shop.clerk.delay(7).get(timeout=20)[0]
-    assert shop.memory().llen("celery") > 0
+    assert held(setup, worker) <= USEFUL
+    assert 7 == setup.clerk.delay(7).get(timeout=20)[0]
+    assert setup.memory().llen("celery") > 0
     assert list(range(60)) == [nap.get(timeout=60) for nap in naps]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_batch.processes.managed_process import wait_until
-from tests.conftest import Shop
+from tests.conftest import Setup
 
 QUEUES = ("b", "a", "c")
 
@@ -14,32 +14,34 @@ QUEUES = ("b", "a", "c")
 @pytest.mark.parametrize(
     ("strategy", "order"), [("priority", "bac"), ("sorted", "abc")], ids=["priority", "sorted"]
 )
-def test_queues_come_in_their_order(shop: Shop, strategy: str, order: str, bulk: bool):  # noqa: FBT001
+def test_queues_come_in_their_order(setup: Setup, strategy: str, order: str, bulk: bool):  # noqa: FBT001
     """A strategy that puts one queue before another empties that one first."""
     results = [
-        shop.double.apply_async((f"{queue}{n}",), queue=queue)
+        setup.double.apply_async((f"{queue}{n}",), queue=queue)
         for n in range(5)
         for queue in reversed(QUEUES)
     ]
     options = {"queue_order_strategy": strategy}
     conf = {"batch_bulk": bulk, "broker_transport_options": options}
-    shop.worker("-c", "1", "-Q", ",".join(QUEUES), conf=conf)
+    setup.worker("-c", "1", "-Q", ",".join(QUEUES), conf=conf)
     for result in results:
         result.get(timeout=30)
-    seen = [item for fact in shop.recall("double") for item in fact["items"]]
+    seen = [item for fact in setup.recall("double") for item in fact["items"]]
 
     assert [f"{queue}{n}" for queue in order for n in range(5)] == seen
 
 
-def test_no_queue_starves_behind_a_long_one(shop: Shop):
+def test_no_queue_starves_behind_a_long_one(setup: Setup):
     """By default queues take turns: a short one is empty long before a long one is."""
-    long = [shop.slow.apply_async((n,), queue="a") for n in range(400)]
-    short = [shop.double.apply_async((n,), queue=queue) for n in range(5) for queue in ("b", "c")]
-    worker = shop.worker("-c", "1", "-Q", ",".join(QUEUES))
+    long = [setup.slow.apply_async((n,), queue="a") for n in range(400)]
+    short = [setup.double.apply_async((n,), queue=queue) for n in range(5) for queue in ("b", "c")]
+    worker = setup.worker("-c", "1", "-Q", ",".join(QUEUES))
     for result in short:
         result.get(timeout=30)
 
-    assert shop.memory().llen("a") > 200
+    assert setup.memory().llen("a") > 200
     for result in long:
         result.get(timeout=60)
-    wait_until(lambda: str(shop.memory().hlen("unacked") or ""), [worker.child], what="", timeout=9)
+    wait_until(
+        lambda: str(setup.memory().hlen("unacked") or ""), [worker.child], what="", timeout=9
+    )

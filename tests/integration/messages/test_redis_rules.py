@@ -14,7 +14,7 @@ from celery import chord, group
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.shop import CELERY, ROOT, Shop, emptied, open_shop
+from tests.services.setup import CELERY, ROOT, Setup, emptied, open_setup
 
 RULES = re.search(
     r"```text\n(user default.*?)```",
@@ -51,13 +51,13 @@ def url_for(server: RedisServer, name: str) -> str:
 
 
 @pytest.fixture
-def caller(redis_server: RedisServer, guarded: redis.Redis, tmp_path: Path) -> Iterator[Shop]:
+def caller(redis_server: RedisServer, guarded: redis.Redis, tmp_path: Path) -> Iterator[Setup]:
     """The tests' app as a caller; its workers come as the other user."""
     assert guarded.ping()
-    with open_shop(url_for(redis_server, "caller"), tmp_path, memory=redis_server.url) as shop:
+    with open_setup(url_for(redis_server, "caller"), tmp_path, memory=redis_server.url) as setup:
         url = url_for(redis_server, "worker")
-        shop.environment.update(CELERY_BROKER_URL=url, CELERY_RESULT_BACKEND=url)
-        yield shop
+        setup.environment.update(CELERY_BROKER_URL=url, CELERY_RESULT_BACKEND=url)
+        yield setup
 
 
 def refusals(admin: redis.Redis) -> list[tuple]:
@@ -68,12 +68,12 @@ def refusals(admin: redis.Redis) -> list[tuple]:
     return [each for each in found if not (is_old and each == ("worker", "client"))]
 
 
-def started(shop: Shop) -> ManagedProcess:
+def started(setup: Setup) -> ManagedProcess:
     """Start a worker with all that Celery adds; its log says when it is ready."""
     worker = ManagedProcess(
-        [CELERY, "-A", "tests.services.tasks", "worker", "-c", "1", "-E", "-l", "INFO"],
-        shop.folder / "worker.log",
-        env={**os.environ, **shop.environment},
+        [CELERY, "-A", "tests.apps.tasks", "worker", "-c", "1", "-E", "-l", "INFO"],
+        setup.folder / "worker.log",
+        env={**os.environ, **setup.environment},
     )
     wait_until(
         lambda: "" if "ready." in worker.log.read_text() else "not ready",
@@ -84,7 +84,7 @@ def started(shop: Shop) -> ManagedProcess:
     return worker
 
 
-def test_rules_are_enough(caller: Shop, guarded: redis.Redis):
+def test_rules_are_enough(caller: Setup, guarded: redis.Redis):
     """Batches, chords, priorities, retries, revokes and a stop: nothing is refused, bulk is on."""
     guarded.config_resetstat()
     worker = started(caller)
@@ -111,9 +111,9 @@ def test_rules_are_enough(caller: Shop, guarded: redis.Redis):
 
 def test_a_worker_may_send_a_chord(redis_server: RedisServer, guarded: redis.Redis, tmp_path: Path):
     """What a worker's user needs to count a chord's parts is in its rules."""
-    with open_shop(url_for(redis_server, "worker"), tmp_path, memory=redis_server.url) as shop:
-        worker = started(shop)
-        body = chord(group(shop.double.s(n) for n in range(10)), shop.total.s())
+    with open_setup(url_for(redis_server, "worker"), tmp_path, memory=redis_server.url) as setup:
+        worker = started(setup)
+        body = chord(group(setup.double.s(n) for n in range(10)), setup.total.s())
 
         assert sum(2 * n for n in range(10)) == body.apply_async().get(timeout=30)
         worker.stop()

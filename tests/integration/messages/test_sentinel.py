@@ -10,8 +10,8 @@ import redis
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.processes.redis_server import RedisServer, find_redis_server
-from tests.services.ports import quiet_port
-from tests.services.shop import open_shop
+from tests.services.servers.ports import quiet_port
+from tests.services.setup import open_setup
 
 OPTIONS = {"master_name": "main"}
 
@@ -54,13 +54,13 @@ def test_bulk_path_through_a_sentinel(sentinel: tuple[str, str], tmp_path: Path)
     """Messages are leased, answered and acknowledged as on a Redis of its own."""
     url, memory = sentinel
     names = ("broker_transport_options", "result_backend_transport_options")
-    with open_shop(url, tmp_path, memory=memory) as shop:
-        shop.app.conf.update(dict.fromkeys(names, OPTIONS))
-        worker = shop.worker("-c", "1", conf=dict.fromkeys(names, OPTIONS))
-        results = [shop.double.delay(n) for n in range(40)]
+    with open_setup(url, tmp_path, memory=memory) as setup:
+        setup.app.conf.update(dict.fromkeys(names, OPTIONS))
+        worker = setup.worker("-c", "1", conf=dict.fromkeys(names, OPTIONS))
+        results = [setup.double.delay(n) for n in range(40)]
 
         assert [2 * n for n in range(40)] == [result.get(timeout=30) for result in results]
-        with shop.memory() as client:
+        with setup.memory() as client:
             assert 1 == client.zcard("unacked_due")
             unsettled = lambda: str(client.hlen("unacked") or "")  # noqa: E731
             wait_until(unsettled, [worker.child], what="nothing unacknowledged", timeout=60)

@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Shop
+from tests.conftest import Setup
 from tests.services.forked import run
-from tests.services.place import eventually
-from tests.services.shop import CELERY
+from tests.services.setup import CELERY
+from tests.services.shared_setup import eventually
 
 
-def test_prefetch_is_sized_for_the_batches(shop: Shop):
+def test_prefetch_is_sized_for_the_batches(setup: Setup):
     """A worker holds what it can put to use: running, ready and gathering."""
-    worker = shop.worker("-c", "2")
+    worker = setup.worker("-c", "2")
     sizes = [task["max_batch_size"] for task in worker.status().values()]
 
     assert 2 * 3 * sum(sizes) == worker.stats()["prefetch_count"]
 
 
-def test_disabled_prefetch_still_fills_batches(shop: Shop):
+def test_disabled_prefetch_still_fills_batches(setup: Setup):
     """With --disable-prefetch a worker holds batches' worth, not one task per process."""
-    worker = shop.worker("-c", "1", "--disable-prefetch")
-    results = [shop.slow.delay(n) for n in range(64)]
+    worker = setup.worker("-c", "1", "--disable-prefetch")
+    results = [setup.slow.delay(n) for n in range(64)]
     for result in results:
         result.get(timeout=30)
 
@@ -45,16 +45,16 @@ def test_disabled_prefetch_still_fills_batches(shop: Shop):
     ],
     ids=["eta limit", "no prefetch limit", "milliseconds"],
 )
-def test_settings_of_doubtful_use_are_told(shop: Shop, conf: dict[str, int], warning: str):
+def test_settings_of_doubtful_use_are_told(setup: Setup, conf: dict[str, int], warning: str):
     """The worker starts and says which setting to change, and to what."""
-    worker = shop.worker("-c", "1", conf=conf)
+    worker = setup.worker("-c", "1", conf=conf)
 
     assert warning in worker.log
 
 
-def test_a_forgotten_base_class_is_told(shop: Shop):
+def test_a_forgotten_base_class_is_told(setup: Setup):
     """The worker names the ordinary task and the options that it does not read."""
-    worker = shop.worker("-c", "1", SHOP_WITHOUT_BASE="yes")
+    worker = setup.worker("-c", "1", TESTS_WITHOUT_BASE="yes")
 
     assert "shop.forgotten: max_batch_size, max_wait in an ordinary task" in worker.log
     assert "define it with base=BatchTask, or leave the options out" in worker.log
@@ -70,9 +70,9 @@ def test_a_forgotten_base_class_is_told(shop: Shop):
     ],
     ids=["misspelt", "device", "size", "store"],
 )
-def test_wrong_settings_are_a_failed_start(shop: Shop, conf: dict[str, object], message: str):
+def test_wrong_settings_are_a_failed_start(setup: Setup, conf: dict[str, object], message: str):
     """The worker ends with an error that names the setting, and without a trace of calls."""
-    worker = shop.launch("-c", "1", conf=conf)
+    worker = setup.launch("-c", "1", conf=conf)
 
     assert worker.child.wait(60)
     assert 1 == worker.child.exit_code
@@ -80,24 +80,24 @@ def test_wrong_settings_are_a_failed_start(shop: Shop, conf: dict[str, object], 
     assert "Traceback" not in worker.log
 
 
-def test_files_that_have_expired_are_deleted(shop: Shop, tmp_path: Path):
+def test_files_that_have_expired_are_deleted(setup: Setup, tmp_path: Path):
     """A worker does so that has never had a payload itself, such as those of large results."""
     file = tmp_path / "celery-batch-payload-a-1"
     file.touch()
     os.utime(file, (1, 1))
     conf = {"batch_payload_store": f"file://{tmp_path}", "batch_payload_expires": 3}
-    shop.worker("-c", "1", conf=conf)
+    setup.worker("-c", "1", conf=conf)
 
     eventually(lambda: not file.exists(), "the end of the file")
     assert [] == [*tmp_path.glob("celery-batch-payload-*")]
 
 
 @pytest.mark.parametrize("command", [["worker"], ["beat"], ["batch", "top", "--once"]])
-def test_a_misspelt_setting_is_one_line(shop: Shop, command: list[str]):
+def test_a_misspelt_setting_is_one_line(setup: Setup, command: list[str]):
     """Whichever command binds the tasks first, it says no more than what is wrong."""
     conf = json.dumps({"batch_max_wiat": 0.1})
-    environment = {**os.environ, **shop.environment, "SHOP_CONF": conf}
-    done = run([CELERY, "-A", shop.module.__name__, *command], env=environment)
+    environment = {**os.environ, **setup.environment, "TESTS_CONF": conf}
+    done = run([CELERY, "-A", setup.module.__name__, *command], env=environment)
 
     assert 1 == done.returncode
     assert "Error: batch_max_wiat: no such setting; did you mean batch_max_wait?\n" == done.stderr

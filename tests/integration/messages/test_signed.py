@@ -17,7 +17,7 @@ import trustme
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.processes.redis_server import RedisServer
 from tests.services.hostile import encoded, valid
-from tests.services.shop import CELERY, ROOT, emptied
+from tests.services.setup import CELERY, ROOT, emptied
 
 
 def identity(folder: Path, name: str) -> dict[str, str]:
@@ -51,7 +51,7 @@ def send(environment: dict[str, str], tmp_path: Path) -> Callable[[str, int], li
     """Send tasks signed by somebody, from a process of its own; return their ids."""
 
     def send(name: str, count: int) -> list[str]:
-        command = [sys.executable, "-m", "tests.services.signed_tasks", str(count)]
+        command = [sys.executable, "-m", "tests.apps.signed_tasks", str(count)]
         env = {**environment, **identity(tmp_path, name)}
         done = subprocess.run(
             command, env=env, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
@@ -82,7 +82,7 @@ def test_only_signed_messages_run(redis_server, environment, send, tmp_path: Pat
     (changed,) = [raw for raw in messages if json.loads(raw)["headers"]["id"] == good[1]]
     client.lrem("celery", 1, changed)
     client.lpush("celery", tampered(changed), encoded(forged))
-    command = [CELERY, "-A", "tests.services.signed_tasks", "worker", "-c", "1"]
+    command = [CELERY, "-A", "tests.apps.signed_tasks", "worker", "-c", "1"]
     env = {**environment, **identity(tmp_path, "worker")}
     log = tmp_path / "worker.log"
     ids = [*good, *foreign, forged["headers"]["id"]]

@@ -19,10 +19,10 @@ from kombu.exceptions import OperationalError
 from celery_batch.errors import ConfigurationError
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.prometheus import scrape
-from tests.services.rabbitmq import RabbitMQServer
-from tests.services.shop import Shop, Worker, open_shop
-from tests.services.tls import Papers, TlsRedis, find_tls_redis
+from tests.services.servers.rabbitmq import RabbitMQServer
+from tests.services.servers.tls import Papers, TlsRedis, find_tls_redis
+from tests.services.servers.worker_metrics import scrape
+from tests.services.setup import Setup, Worker, open_setup
 
 #: Seconds in which a worker that is not let in has to say so, and in which it stops.
 SOON = 30.0
@@ -50,13 +50,13 @@ def tls_redis(papers: Papers, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture
-def tls_shop(tls_redis: TlsRedis, tmp_path: Path) -> Iterator[Shop]:
+def tls_setup(tls_redis: TlsRedis, tmp_path: Path) -> Iterator[Setup]:
     """The tests' app, let in."""
     with tls_redis.client() as client:
         client.flushall()
         client.config_resetstat()
-    with open_shop(tls_redis.url(), tmp_path) as shop:
-        yield shop
+    with open_setup(tls_redis.url(), tmp_path) as setup:
+        yield setup
 
 
 def await_complaint(worker: Worker, complaint: str) -> None:
@@ -69,17 +69,17 @@ def await_complaint(worker: Worker, complaint: str) -> None:
     )
 
 
-def test_redis_with_tls_and_password_is_read_in_bulk(tls_shop: Shop, tls_redis: TlsRedis):
+def test_redis_with_tls_and_password_is_read_in_bulk(tls_setup: Setup, tls_redis: TlsRedis):
     """Tasks are batched, answered and acknowledged through TLS, by the bulk path."""
-    worker = tls_shop.worker("-c", "1")
-    answers = group(tls_shop.double.s(n) for n in range(100)).delay().get(timeout=30)
+    worker = tls_setup.worker("-c", "1")
+    answers = group(tls_setup.double.s(n) for n in range(100)).delay().get(timeout=30)
     worker.stop()
     with tls_redis.client() as client:
         scripts = client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
         left = client.hlen("unacked"), client.llen("celery")
 
     assert [2 * n for n in range(100)] == answers
-    assert len(tls_shop.recall("double")) < 50
+    assert len(tls_setup.recall("double")) < 50
     assert scripts > 0
     assert (0, 0) == left
     assert tls_redis.password not in worker.log
@@ -105,13 +105,13 @@ def scraped(worker: Worker) -> Iterator[list[int]]:
         thread.join()
 
 
-def test_processes_are_replaced_beside_threads_that_talk(tls_shop: Shop):
+def test_processes_are_replaced_beside_threads_that_talk(tls_setup: Setup):
     """A pool process that is forked beside the lease's TLS and busy scrapes answers as any."""
-    worker = tls_shop.worker("-Q", "celery,counter", "-c", "1", CELERY_BATCH_METRICS="127.0.0.1:0")
+    worker = tls_setup.worker("-Q", "celery,counter", "-c", "1", CELERY_BATCH_METRICS="127.0.0.1:0")
     answered = []
     with scraped(worker) as counts:
         for number in range(DEATHS + 1):
-            answer, pid = tls_shop.clerk.delay(number).get(timeout=60)
+            answer, pid = tls_setup.clerk.delay(number).get(timeout=60)
             answered.append((answer, pid))
             if number < DEATHS:
                 os.kill(pid, signal.SIGKILL)
@@ -139,13 +139,13 @@ def test_redis_that_does_not_let_in_is_a_clear_failure(
         "password": tls_redis.url(password="guess"),  # noqa: S106 (wrong on purpose)
         "scheme": f"redis://:{tls_redis.password}@localhost:{tls_redis.port}/0",
     }[wrong]
-    with open_shop(url, tmp_path) as shop:
-        worker = shop.launch("-c", "1")
+    with open_setup(url, tmp_path) as setup:
+        worker = setup.launch("-c", "1")
         await_complaint(worker, complaint)
         began = time.monotonic()
         worker.stop(SOON)
         with pytest.raises((OperationalError, OSError)):
-            shop.double.apply_async((1,), retry=False, ignore_result=True)
+            setup.double.apply_async((1,), retry=False, ignore_result=True)
 
     assert time.monotonic() - began < SOON
     assert "ready." not in worker.log
@@ -172,13 +172,13 @@ def test_rabbitmq_with_tls(
     url = f"amqps://guest:guest@localhost:{rabbitmq_server.tls_port}//"
     conf = {"broker_use_ssl": over_tls(papers, papers.authority)}
     with (
-        open_shop(rabbitmq_server.url, tmp_path, backend=redis_server.url) as shop,
-        pytest.MonkeyPatch.context() as patch,  # undone before the shop's own surroundings are
+        open_setup(rabbitmq_server.url, tmp_path, backend=redis_server.url) as setup,
+        pytest.MonkeyPatch.context() as patch,  # undone before the setup's own surroundings are
     ):
         patch.setenv("CELERY_BROKER_URL", url)
-        shop.app.conf.update(**conf)
-        worker = shop.worker("-c", "1", conf=conf, CELERY_BROKER_URL=url)
-        answers = group(shop.double.s(n) for n in range(50)).delay().get(timeout=30)
+        setup.app.conf.update(**conf)
+        worker = setup.worker("-c", "1", conf=conf, CELERY_BROKER_URL=url)
+        answers = group(setup.double.s(n) for n in range(50)).delay().get(timeout=30)
 
     assert [2 * n for n in range(50)] == answers
     assert f"localhost:{rabbitmq_server.tls_port}" in worker.log
@@ -193,8 +193,8 @@ def test_rabbitmq_with_a_wrong_authority_is_a_clear_failure(
     """A worker that trusts somebody else says that it cannot verify the server."""
     url = f"amqps://guest:guest@localhost:{rabbitmq_server.tls_port}//"
     conf = {"broker_use_ssl": over_tls(papers, papers.stranger)}
-    with open_shop(rabbitmq_server.url, tmp_path, backend=redis_server.url) as shop:
-        worker = shop.launch("-c", "1", conf=conf, CELERY_BROKER_URL=url)
+    with open_setup(rabbitmq_server.url, tmp_path, backend=redis_server.url) as setup:
+        worker = setup.launch("-c", "1", conf=conf, CELERY_BROKER_URL=url)
         await_complaint(worker, "certificate verify failed")
         worker.stop(SOON)
 

@@ -10,52 +10,52 @@ from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, Worker
 from celery.exceptions import TaskRevokedError
 
 from celery_batch import OutOfMemory, PoisonItem
-from tests.conftest import Shop
-from tests.services.place import Place
+from tests.conftest import Setup
+from tests.services.shared_setup import SharedSetup
 
 
-def sizes(shop: Shop | Place, kind: str) -> list[int]:
+def sizes(setup: Setup | SharedSetup, kind: str) -> list[int]:
     """Return the sizes of the batches that a task has seen, in order."""
-    return [len(fact["items"]) for fact in shop.recall(kind)]
+    return [len(fact["items"]) for fact in setup.recall(kind)]
 
 
 @pytest.mark.parametrize("way", ["exit", "kill", "leave"])
-def test_item_that_takes_its_process_down_fails_alone(each_place: Place, way: str):
+def test_item_that_takes_its_process_down_fails_alone(each_shared: SharedSetup, way: str):
     """Innocents of a dead process are answered; the culprit is poison after the second loss."""
-    results = [each_place.deadly.delay(word) for word in ("a", "b", way, "c")]
+    results = [each_shared.deadly.delay(word) for word in ("a", "b", way, "c")]
 
     assert ["A", "B", "C"] == [results[i].get(timeout=60) for i in (0, 1, 3)]
     with pytest.raises(PoisonItem, match="took down the process that ran it 2 times"):
         results[2].get(timeout=60)
 
-    assert "NEXT" == each_place.deadly.delay("next").get(timeout=30)
-    assert 2 == sum(way in fact["items"] for fact in each_place.recall("deadly"))
+    assert "NEXT" == each_shared.deadly.delay("next").get(timeout=30)
+    assert 2 == sum(way in fact["items"] for fact in each_shared.recall("deadly"))
 
 
 @pytest.mark.parametrize("pool", ["prefork", "solo", "threads"])
-def test_an_error_that_is_no_exception_is_of_its_item(shop: Shop, pool: str):
+def test_an_error_that_is_no_exception_is_of_its_item(setup: Setup, pool: str):
     """A cancellation or a panic, which Celery stores for no task, takes nobody else with it."""
-    shop.worker("-P", pool, "-c", "1")
-    results = [shop.deadly.delay(word) for word in ("a", "cancel", "b")]
+    setup.worker("-P", pool, "-c", "1")
+    results = [setup.deadly.delay(word) for word in ("a", "cancel", "b")]
 
     assert ["A", "B"] == [results[i].get(timeout=60) for i in (0, 2)]
     with pytest.raises(PoisonItem, match=r"CancelledError\('told to stop'\)"):
         results[1].get(timeout=60)
 
 
-def test_an_early_acknowledged_batch_says_what_ended_it(shop: Shop):
+def test_an_early_acknowledged_batch_says_what_ended_it(setup: Setup):
     """With acks_late=False all of it fail, with the name of what was raised."""
-    shop.worker("-c", "1", conf={"task_annotations": {"shop.deadly": {"acks_late": False}}})
-    results = [shop.deadly.delay(word) for word in ("a", "cancel")]
+    setup.worker("-c", "1", conf={"task_annotations": {"shop.deadly": {"acks_late": False}}})
+    results = [setup.deadly.delay(word) for word in ("a", "cancel")]
     for result in results:
         with pytest.raises(WorkerLostError, match="told to stop"):
             result.get(timeout=60)
 
 
-def test_an_error_without_a_text_is_of_its_item(shop: Shop):
+def test_an_error_without_a_text_is_of_its_item(setup: Setup):
     """An error whose text cannot be had is stored as Celery stores it, for its item alone."""
-    shop.worker("-c", "1")
-    results = [shop.deadly.delay(word) for word in ("a", "mute", "b")]
+    setup.worker("-c", "1")
+    results = [setup.deadly.delay(word) for word in ("a", "mute", "b")]
 
     assert ["A", "B"] == [results[i].get(timeout=60) for i in (0, 2)]
     with pytest.raises(Exception) as caught:  # noqa: PT011 (the class is the worker's)
@@ -64,34 +64,34 @@ def test_an_error_without_a_text_is_of_its_item(shop: Shop):
 
 
 @pytest.mark.parametrize("pool", ["solo", "threads"])
-def test_exit_of_the_model_without_a_process_of_its_own(shop: Shop, pool: str):
+def test_exit_of_the_model_without_a_process_of_its_own(setup: Setup, pool: str):
     """Where the model shares the worker's process, SystemExit ends nobody but the item."""
-    shop.worker("-P", pool, "-c", "1")
-    results = [shop.deadly.delay(word) for word in ("a", "leave", "b")]
+    setup.worker("-P", pool, "-c", "1")
+    results = [setup.deadly.delay(word) for word in ("a", "leave", "b")]
 
     assert ["A", "B"] == [results[i].get(timeout=60) for i in (0, 2)]
     with pytest.raises(PoisonItem):
         results[1].get(timeout=60)
 
 
-def test_poison_is_kept_with_its_error(shop: Shop):
+def test_poison_is_kept_with_its_error(setup: Setup):
     """With a dead-letter queue configured, the message of a poisonous item is kept there."""
-    shop.worker("-c", "1", conf={"batch_dead_letter_queue": "morgue"})
-    result = shop.deadly.delay("exit")
+    setup.worker("-c", "1", conf={"batch_dead_letter_queue": "morgue"})
+    result = setup.deadly.delay("exit")
     with pytest.raises(PoisonItem):
         result.get(timeout=60)
-    with shop.app.connection_for_read() as connection, connection.SimpleQueue("morgue") as queue:
+    with setup.app.connection_for_read() as connection, connection.SimpleQueue("morgue") as queue:
         message = queue.get(timeout=60)
 
     assert (result.id, 2) == (message.headers["id"], message.headers["batch_losses"])
     assert [["exit"], {}] == message.payload[:2]
 
 
-def test_a_dead_letter_queue_that_the_worker_consumes_is_refused(shop: Shop):
+def test_a_dead_letter_queue_that_the_worker_consumes_is_refused(setup: Setup):
     """Its messages would be refused and written there again, without end."""
     conf = {"batch_dead_letter_queue": "morgue"}
-    slowly = {"SHOP_FORK_SECONDS": "3", "SHOP_LOAD_SECONDS": "600"}
-    worker = shop.launch("-c", "1", "-Q", "counter,morgue", conf=conf, **slowly)
+    slowly = {"TESTS_FORK_SECONDS": "3", "TESTS_LOAD_SECONDS": "600"}
+    worker = setup.launch("-c", "1", "-Q", "counter,morgue", conf=conf, **slowly)
 
     assert worker.child.wait(60)
     assert 0 != worker.child.exit_code
@@ -100,33 +100,33 @@ def test_a_dead_letter_queue_that_the_worker_consumes_is_refused(shop: Shop):
     assert "-X morgue" in worker.log
 
 
-def test_early_acknowledged_batch_is_not_run_again(shop: Shop):
+def test_early_acknowledged_batch_is_not_run_again(setup: Setup):
     """With acks_late=False a lost process fails its batch, as in Celery: nothing runs twice."""
-    shop.worker("-c", "1", conf={"task_annotations": {"shop.deadly": {"acks_late": False}}})
-    results = [shop.deadly.delay(word) for word in ("a", "exit")]
+    setup.worker("-c", "1", conf={"task_annotations": {"shop.deadly": {"acks_late": False}}})
+    results = [setup.deadly.delay(word) for word in ("a", "exit")]
     for result in results:
         with pytest.raises(WorkerLostError):
             result.get(timeout=60)
 
-    assert [2] == sizes(shop, "deadly")
+    assert [2] == sizes(setup, "deadly")
 
 
-def test_broken_device_costs_a_process_and_nobody_else(each_place: Place):
+def test_broken_device_costs_a_process_and_nobody_else(each_shared: SharedSetup):
     """After a CUDA error the process is replaced; the culprit gets it, the others answers."""
-    results = [each_place.deadly.delay(word) for word in ("a", "cuda", "b")]
+    results = [each_shared.deadly.delay(word) for word in ("a", "cuda", "b")]
 
     assert ["A", "B"] == [results[i].get(timeout=60) for i in (0, 2)]
     with pytest.raises(RuntimeError, match="device-side assert"):
         results[1].get(timeout=60)
 
-    pids = {fact["pid"] for fact in each_place.recall("deadly")}
+    pids = {fact["pid"] for fact in each_shared.recall("deadly")}
     assert 3 <= len(pids)
 
 
-def test_batch_over_its_hard_limit(each_place: Place):
+def test_batch_over_its_hard_limit(each_shared: SharedSetup):
     """The item that takes too long fails within limit + 5 s; its neighbours are answered."""
     began = time.monotonic()
-    results = [each_place.sluggish.apply_async((s,), time_limit=2.0) for s in (0, 30, 0)]
+    results = [each_shared.sluggish.apply_async((s,), time_limit=2.0) for s in (0, 30, 0)]
 
     assert [0, 0] == [results[i].get(timeout=60) for i in (0, 2)]
     with pytest.raises(TimeLimitExceeded, match=r"2\.0"):
@@ -134,62 +134,62 @@ def test_batch_over_its_hard_limit(each_place: Place):
     assert time.monotonic() - began < 2.0 + 5.0 + 15.0  # the last for a loaded machine
 
 
-def test_batch_over_its_soft_limit(each_place: Place):
+def test_batch_over_its_soft_limit(each_shared: SharedSetup):
     """The soft limit of a batch is no neighbour's error, and the process lives on."""
-    results = [each_place.sluggish.apply_async((s,), soft_time_limit=1.0) for s in (0, 30, 0)]
+    results = [each_shared.sluggish.apply_async((s,), soft_time_limit=1.0) for s in (0, 30, 0)]
 
     assert [0, 0] == [results[i].get(timeout=60) for i in (0, 2)]
     with pytest.raises(SoftTimeLimitExceeded):
         results[1].get(timeout=60)
-    assert 1 == len({fact["pid"] for fact in each_place.recall("sluggish")})
+    assert 1 == len({fact["pid"] for fact in each_shared.recall("sluggish")})
 
 
-def test_batch_beyond_the_memory_is_split_and_remembered(shop: Shop):
+def test_batch_beyond_the_memory_is_split_and_remembered(setup: Setup):
     """What torch cannot hold is run in halves; later batches fit; an item too large fails alone."""
-    worker = shop.worker("-c", "1")
-    first = [shop.hungry.delay(n) for n in range(16)]
+    worker = setup.worker("-c", "1")
+    first = [setup.hungry.delay(n) for n in range(16)]
 
     assert list(range(16)) == [result.get(timeout=60) for result in first]
 
-    seen = len(sizes(shop, "hungry"))
-    second = [shop.hungry.delay(n) for n in (1, 2, 3, "huge", 4, 5, 6, 7)]
+    seen = len(sizes(setup, "hungry"))
+    second = [setup.hungry.delay(n) for n in (1, 2, 3, "huge", 4, 5, 6, 7)]
     for result in second:
         result.get(timeout=60, propagate=False)
     with pytest.raises(OutOfMemory, match="one item alone does not fit"):
         second[3].get(timeout=30)
 
     assert [1, 2, 3, 4, 5, 6, 7] == [r.get(timeout=30) for i, r in enumerate(second) if i != 3]
-    assert max(sizes(shop, "hungry")[seen:]) <= 4
+    assert max(sizes(setup, "hungry")[seen:]) <= 4
     assert worker.status()["shop.hungry"]["safe_size"] <= 4
 
 
-def test_function_with_side_effects_sees_no_item_twice(each_place: Place):
+def test_function_with_side_effects_sees_no_item_twice(each_shared: SharedSetup):
     """With isolate_failures=False a bad item's error is everybody's."""
-    results = [each_place.once.delay(word) for word in ("a", "bad", "b")]
+    results = [each_shared.once.delay(word) for word in ("a", "bad", "b")]
     for result in results:
         with pytest.raises(ValueError, match="cannot digest it"):
             result.get(timeout=60)
 
-    assert [3] == sizes(each_place, "once")
+    assert [3] == sizes(each_shared, "once")
 
 
-def test_terminated_request_spares_its_neighbours(each_place: Place):
+def test_terminated_request_spares_its_neighbours(each_shared: SharedSetup):
     """revoke(terminate=True) ends that request at once; the batch, and its process, go on."""
-    results = [each_place.sluggish.delay(s) for s in (0.5, 1.0, 0.5)]
-    running(each_place, "sluggish")
-    each_place.app.control.revoke(results[1].id, terminate=True)
+    results = [each_shared.sluggish.delay(s) for s in (0.5, 1.0, 0.5)]
+    running(each_shared, "sluggish")
+    each_shared.app.control.revoke(results[1].id, terminate=True)
     with pytest.raises(TaskRevokedError, match="terminated"):
         results[1].get(timeout=30)
 
     assert [0.5, 0.5] == [results[i].get(timeout=60) for i in (0, 2)]
     assert "REVOKED" == results[1].state
-    assert 1 == len(sizes(each_place, "sluggish"))
+    assert 1 == len(sizes(each_shared, "sluggish"))
 
 
-def running(shop: Place, kind: str) -> None:
+def running(setup: SharedSetup, kind: str) -> None:
     """Return when a task has begun a batch."""
     for _ in patience():
-        if shop.recall(kind):
+        if setup.recall(kind):
             return
 
 

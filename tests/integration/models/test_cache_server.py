@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.place import SOON, batch_info, eventually
-from tests.services.shop import Shop, Worker, open_shop
+from tests.services.setup import Setup, Worker, open_setup
+from tests.services.shared_setup import SOON, batch_info, eventually
 
-MODULE = "tests.services.caching"
+MODULE = "tests.apps.caching"
 
 POOLS = [("-c", "1"), ("-c", "2"), ("-P", "solo"), ("-P", "threads", "-c", "2")]
 
@@ -29,42 +29,42 @@ def cache_server() -> Iterator[RedisServer]:
         yield server
 
 
-open_caching = partial(open_shop, module=MODULE)
+open_caching = partial(open_setup, module=MODULE)
 
 
 @pytest.fixture
-def caching(broker: str, tmp_path: Path) -> Iterator[Shop]:
+def caching(broker: str, tmp_path: Path) -> Iterator[Setup]:
     """The app on an empty Redis, which keeps its answers as well."""
-    with open_caching(broker, tmp_path) as shop:
-        yield shop
+    with open_caching(broker, tmp_path) as setup:
+        yield setup
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])
-def each_caching(request: pytest.FixtureRequest, broker: str, tmp_path: Path) -> Iterator[Shop]:
+def each_caching(request: pytest.FixtureRequest, broker: str, tmp_path: Path) -> Iterator[Setup]:
     """The app on each of the brokers in turn."""
     url = broker
     if request.param == "rabbitmq":
         url = request.getfixturevalue("rabbitmq_server").url
-    with open_caching(url, tmp_path, backend=broker) as shop:
-        yield shop
+    with open_caching(url, tmp_path, backend=broker) as setup:
+        yield setup
 
 
-def ask(shop: Shop, *items: Any) -> tuple[list[Any], int]:
+def ask(setup: Setup, *items: Any) -> tuple[list[Any], int]:
     """Return the answers to items, and how many of them came from the cache."""
-    results = shop.weighed.delay_many(items)
+    results = setup.weighed.delay_many(items)
     answers = [result.get(timeout=SOON) for result in results]
     return answers, sum(batch_info(result).cached for result in results)
 
 
-def await_hits(shop: Shop, *items: Any) -> None:
+def await_hits(setup: Setup, *items: Any) -> None:
     """Return when all of them are in the cache."""
-    eventually(lambda: ask(shop, *items)[1] == len(items), "hits")
+    eventually(lambda: ask(setup, *items)[1] == len(items), "hits")
 
 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("pool", POOLS, ids="".join)
 def test_a_reload_empties_the_cache(
-    caching: Shop, tmp_path: Path, pool: tuple[str, ...], *, in_place: bool
+    caching: Setup, tmp_path: Path, pool: tuple[str, ...], *, in_place: bool
 ):
     """After its reply no answer is one of the old weights, in whichever process."""
     weights = tmp_path / "weights"
@@ -83,7 +83,7 @@ def test_a_reload_empties_the_cache(
     await_hits(caching, *items)
 
 
-def test_workers_of_one_version_share_their_answers(caching: Shop):
+def test_workers_of_one_version_share_their_answers(caching: Setup):
     """Another version of the model has its own."""
     first = caching.worker("-c", "1", CACHING_VERSION="1")
     await_hits(caching, 1, 2, 3)
@@ -97,7 +97,7 @@ def test_workers_of_one_version_share_their_answers(caching: Shop):
     assert 0 == ask(caching, 1, 2, 3)[1]
 
 
-def test_cached_rows_cost_nothing(caching: Shop):
+def test_cached_rows_cost_nothing(caching: Setup):
     """The calls of a batch are planned for the rows that run."""
     caching.worker("-c", "1")
     texts = ["x" * length for length in (9, 2, 3, 8)]
@@ -128,18 +128,18 @@ def warnings(worker: Worker, text: str) -> int:
 
 
 def test_a_cache_that_stops_answering_fails_and_delays_no_batch(
-    each_caching: Shop, cache_server: RedisServer
+    each_caching: Setup, cache_server: RedisServer
 ):
     """Every row is computed meanwhile; the log says so once, and the cache is used again later."""
-    shop = each_caching
-    worker = shop.worker("-c", "1", conf={"batch_cache_url": cache_server.url})
-    await_hits(shop, *range(8))
+    setup = each_caching
+    worker = setup.worker("-c", "1", conf={"batch_cache_url": cache_server.url})
+    await_hits(setup, *range(8))
     with frozen(cache_server):
         began = time.monotonic()
-        during = [ask(shop, *range(8)) for _ in range(50)]
+        during = [ask(setup, *range(8)) for _ in range(50)]
         seconds = time.monotonic() - began
         said = warnings(worker, "The cache of caching.weighed is not used for now")
-    await_hits(shop, *range(8))
+    await_hits(setup, *range(8))
 
     assert [([[each, "none"] for each in range(8)], 0)] * 50 == during
     assert seconds < 30
@@ -147,7 +147,7 @@ def test_a_cache_that_stops_answering_fails_and_delays_no_batch(
     assert 1 == warnings(worker, "The cache of caching.weighed is used again")
 
 
-def test_a_cache_that_dies_fails_no_batch(caching: Shop, cache_server: RedisServer):
+def test_a_cache_that_dies_fails_no_batch(caching: Setup, cache_server: RedisServer):
     """Requests of a run in which it dies are all answered."""
     worker = caching.worker("-c", "2", conf={"batch_cache_url": cache_server.url})
     await_hits(caching, 1)
@@ -165,8 +165,8 @@ def test_a_cache_that_dies_fails_no_batch(caching: Shop, cache_server: RedisServ
 
 def test_a_worker_without_a_redis_for_answers_does_not_start(broker: str, tmp_path: Path):
     """It says which setting is missing."""
-    with open_caching(broker, tmp_path, backend="cache+memory://", memory=broker) as shop:
-        worker = shop.launch("-c", "1")
+    with open_caching(broker, tmp_path, backend="cache+memory://", memory=broker) as setup:
+        worker = setup.launch("-c", "1")
         has_ended = worker.child.wait(60)
 
     assert has_ended

@@ -13,8 +13,8 @@ from celery_batch import ChunkFailed
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.protocol import ROWS
-from tests.services.props import go_on
-from tests.services.stage import Stage
+from tests.apps.small_app import go_on
+from tests.services.launcher import Launcher
 
 SOON = 40.0
 
@@ -24,14 +24,14 @@ class Worker:
     A worker with one pool process, and a client of it.
 
     Args:
-        stage: Where it runs.
+        launcher: What starts it.
         pool: Which pool.
     """
 
-    def __init__(self, stage: Stage, pool: str) -> None:
-        self.stage = stage
-        self.process = stage.worker("tests.services.collated", "-c", "1", "--pool", pool)
-        self.client = stage.client()
+    def __init__(self, launcher: Launcher, pool: str) -> None:
+        self.launcher = launcher
+        self.process = launcher.worker("tests.apps.collated", "-c", "1", "--pool", pool)
+        self.client = launcher.client()
 
     def send(
         self,
@@ -50,7 +50,7 @@ class Worker:
 
     def seen(self, name: str) -> list[Any]:
         """Return what the stages of a name's batches have seen, in order."""
-        return self.stage.facts(name)
+        return self.launcher.facts(name)
 
     def hold(self, name: str) -> list[Any]:
         """Return the results of a batch that runs until `let_go`, so that others wait behind it."""
@@ -60,11 +60,11 @@ class Worker:
 
     def let_go(self, name: str) -> None:
         """End the batch of this name."""
-        go_on(self.stage.redis, f"{name} go")
+        go_on(self.launcher.redis, f"{name} go")
 
     def wait_for(self, place: str) -> None:
         """Return when a stage has reached this place."""
-        there = lambda: self.stage.redis.sismember("stage:places", place)  # noqa: E731
+        there = lambda: self.launcher.redis.sismember("stage:places", place)  # noqa: E731
         wait_until(lambda: "" if there() else "not yet", [], what=place, timeout=SOON)
 
 
@@ -75,8 +75,8 @@ def worker(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Worker]:
     """A worker for all tests of this module, whose batches have names of their own."""
-    with Stage(redis_server, tmp_path_factory.mktemp("stage")) as stage:
-        yield Worker(stage, request.param)
+    with Launcher(redis_server, tmp_path_factory.mktemp("stage")) as launcher:
+        yield Worker(launcher, request.param)
 
 
 #: Of the pools only this one has time limits.
@@ -188,7 +188,7 @@ def test_request_that_expires_behind_another_batch_is_left_out(worker: Worker):
     worker.let_go("early")
     worker.wait_for("expiring collate done")
     time.sleep(2.0)
-    go_on(worker.stage.redis, "expire go")
+    go_on(worker.launcher.redis, "expire go")
 
     assert [2, 2, 14, 14, 4] == answers(results)
     assert "expired" in answers(late)[0]
@@ -199,7 +199,7 @@ def test_request_that_expires_behind_another_batch_is_left_out(worker: Worker):
 def test_only_rows_that_go_to_the_model_are_collated(worker: Worker):
     """Those with cached answers do not; those that fill the call up do."""
     assert [10, 12] == answers(worker.send("cached", [5, 6], task="fixed"))
-    worker.stage.redis.srem("stage:places", "cached collate done")  # of the first batch
+    worker.launcher.redis.srem("stage:places", "cached collate done")  # of the first batch
     results = worker.hold("cached before")
     results += worker.send("cached running", [7, 7], predict=["cached collate done"])
     results += worker.send("cached", [5, 6, 7, 8], task="fixed")
@@ -222,7 +222,7 @@ def test_soft_limit_strikes_before_the_rows_are_ready(worker: Worker):
     log = Path(worker.process.log)
     expired = lambda: "Soft time limit (1s) exceeded" in log.read_text()  # noqa: E731
     wait_until(lambda: "" if expired() else "not yet", [worker.process], what="limit", timeout=SOON)
-    go_on(worker.stage.redis, "limit over")  # the signal comes after the line in the log
+    go_on(worker.launcher.redis, "limit over")  # the signal comes after the line in the log
 
     assert [2, 2, 14, 14, 2, 4] == answers(results)
     ran = [numbers for stage, *_, numbers in worker.seen("slow") if stage == "predict"]

@@ -10,37 +10,37 @@ import pytest
 
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
+from tests.apps.small_app import go_on
 from tests.integration.models.test_urgent import SOON, wait_for
-from tests.services.props import go_on
-from tests.services.rabbitmq import RabbitMQServer
-from tests.services.slow_link import slow_link
-from tests.services.stage import Stage
+from tests.services.launcher import Launcher
+from tests.services.servers.rabbitmq import RabbitMQServer
+from tests.services.servers.slow_link import slow_link
 
 
 @pytest.fixture
-def fresh(redis_server: RedisServer, tmp_path: Path) -> Iterator[Stage]:
+def fresh(redis_server: RedisServer, tmp_path: Path) -> Iterator[Launcher]:
     """Nobody has been anywhere, and the worker ends with the test."""
-    with Stage(redis_server, tmp_path) as stage:
-        yield stage
+    with Launcher(redis_server, tmp_path) as launcher:
+        yield launcher
 
 
 @pytest.fixture
 def over_rabbitmq(
     redis_server: RedisServer, rabbitmq_server: RabbitMQServer, tmp_path: Path
-) -> Iterator[Stage]:
+) -> Iterator[Launcher]:
     """The same with RabbitMQ for a broker."""
-    with Stage(redis_server, tmp_path, broker=rabbitmq_server.url) as stage:
-        yield stage
+    with Launcher(redis_server, tmp_path, broker=rabbitmq_server.url) as launcher:
+        yield launcher
 
 
-def test_a_batch_of_another_task_runs_before_the_one_that_is_ready(fresh: Stage):
+def test_a_batch_of_another_task_runs_before_the_one_that_is_ready(fresh: Launcher):
     """It is no more urgent, but its task has had less of the device."""
     client = fresh.client()
     results = [
         client.send_task("overlapped.watched", ([name, {"running": ["go"]}],))
         for name in "aabbccdd"
     ]
-    fresh.worker("tests.services.overlapped", "-c", "1", "-Q", f"{fresh.queue},other")
+    fresh.worker("tests.apps.overlapped", "-c", "1", "-Q", f"{fresh.queue},other")
     wait_for(fresh, "a running")
     wait_for(fresh, "b entered")
     results.append(client.send_task("overlapped.other", (["o", {}],), queue="other"))
@@ -64,18 +64,18 @@ def test_a_batch_of_another_task_runs_before_the_one_that_is_ready(fresh: Stage)
         ),
     ],
 )
-def test_a_request_waits_for_no_backlog_of_another_task(fresh: Stage, pool: str, processes: int):
+def test_a_request_waits_for_no_backlog_of_another_task(fresh: Launcher, pool: str, processes: int):
     """On any pool it runs after the batches that run when it comes, and one more at most."""
     wait_for_no_backlog(fresh, pool, processes)
 
 
-def test_a_request_waits_for_no_backlog_over_rabbitmq(over_rabbitmq: Stage):
+def test_a_request_waits_for_no_backlog_over_rabbitmq(over_rabbitmq: Launcher):
     """Its queue has a prefetch of its own."""
     wait_for_no_backlog(over_rabbitmq, "prefork", 1)
 
 
 def test_a_request_waits_for_no_backlog_behind_a_slow_redis(
-    fresh: Stage, redis_server: RedisServer
+    fresh: Launcher, redis_server: RedisServer
 ):
     """The worker asks for messages after each batch, and waits for the reply."""
     with slow_link(redis_server.directory / "redis.sock", delay=0.02) as port:
@@ -83,7 +83,7 @@ def test_a_request_waits_for_no_backlog_behind_a_slow_redis(
 
 
 def wait_for_no_backlog(
-    fresh: Stage, pool: str, processes: int, more: int = 1, broker: str = ""
+    fresh: Launcher, pool: str, processes: int, more: int = 1, broker: str = ""
 ) -> None:
     """Send a request of one task while another has a backlog; so many more batches may run."""
     client = fresh.client()
@@ -95,7 +95,7 @@ def wait_for_no_backlog(
     ]
     options = ("-P", pool, "-c", str(processes), "-Q", f"{fresh.queue},other")
     broker = broker or fresh.broker
-    worker = fresh.worker("tests.services.overlapped", *options, CELERY_BROKER_URL=broker)
+    worker = fresh.worker("tests.apps.overlapped", *options, CELERY_BROKER_URL=broker)
     first.get(timeout=SOON)
     fresh.await_facts("ran", 1 + 2 * processes)
     second = other()

@@ -8,18 +8,18 @@ import pytest
 from kombu.exceptions import EncodeError
 
 from celery_batch import ConfigurationError, WrongResultCount
-from tests.services.place import Place
-from tests.services.shop import Shop, open_shop
+from tests.services.setup import Setup, open_setup
+from tests.services.shared_setup import SharedSetup
 
 
-def together(shop: Place, *words: str) -> list:
+def together(setup: SharedSetup, *words: str) -> list:
     """Send words that share a batch, the first of them in front; return their results."""
-    return list(shop.odd.delay_many(words))
+    return list(setup.odd.delay_many(words))
 
 
-def test_exception_instance_fails_its_own_item(redis_place: Place):
+def test_exception_instance_fails_its_own_item(redis_shared: SharedSetup):
     """An exception in the model's list is that item's error; its neighbours succeed."""
-    good, bad, fine = together(redis_place, "good", "bad", "fine")
+    good, bad, fine = together(redis_shared, "good", "bad", "fine")
 
     assert "GOOD" == good.get(timeout=30)
     with pytest.raises(ValueError, match="a bad item"):
@@ -27,41 +27,41 @@ def test_exception_instance_fails_its_own_item(redis_place: Place):
     assert "FINE" == fine.get(timeout=30)
 
 
-def test_exception_is_its_own_item_s(redis_place: Place):
+def test_exception_is_its_own_item_s(redis_shared: SharedSetup):
     """What the model raises is what the bad item's caller gets; the others get their answers."""
-    bad, *good = together(redis_place, "raise", "a", "b")
+    bad, *good = together(redis_shared, "raise", "a", "b")
 
     assert ["A", "B"] == [result.get(timeout=30) for result in good]
     with pytest.raises(RuntimeError, match="the model broke"):
         bad.get(timeout=30)
 
 
-def test_traceback_points_into_the_model(redis_place: Place):
+def test_traceback_points_into_the_model(redis_shared: SharedSetup):
     """A bad item's traceback shows where the model raised, once."""
-    bad, *_ = together(redis_place, "raise", "a", "b", "c")
+    bad, *_ = together(redis_shared, "raise", "a", "b", "c")
     bad.get(timeout=30, propagate=False)
 
     assert "the model broke" in bad.traceback
     assert 1 == bad.traceback.count("in odd")
 
 
-def test_wrong_number_of_outputs_is_an_error_for_all(redis_place: Place):
+def test_wrong_number_of_outputs_is_an_error_for_all(redis_shared: SharedSetup):
     """A list of another length is never cut to fit."""
-    results = together(redis_place, "short", "a", "b")
+    results = together(redis_shared, "short", "a", "b")
     for result in results:
         with pytest.raises(WrongResultCount, match=r"shop\.odd returned \d outputs for a batch"):
             result.get(timeout=30)
 
 
-def test_returning_nothing_is_explained(redis_place: Place):
+def test_returning_nothing_is_explained(redis_shared: SharedSetup):
     """A forgotten return statement gets a message that says so."""
     with pytest.raises(WrongResultCount, match=r"shop\.odd returned None for a batch of 1"):
-        redis_place.odd.delay("none").get(timeout=30)
+        redis_shared.odd.delay("none").get(timeout=30)
 
 
-def test_unserialisable_output_fails_its_own_item(redis_place: Place):
+def test_unserialisable_output_fails_its_own_item(redis_shared: SharedSetup):
     """An output that cannot be stored fails its item, not its neighbours."""
-    good, odd = together(redis_place, "good", "unserialisable")
+    good, odd = together(redis_shared, "good", "unserialisable")
 
     assert "GOOD" == good.get(timeout=30)
     with pytest.raises(EncodeError):
@@ -76,9 +76,11 @@ def test_unserialisable_output_fails_its_own_item(redis_place: Place):
         ("masked", r"numpy\.MaskedArray at \['of'\]\[0\].*\.filled\(\)"),
     ],
 )
-def test_an_output_that_json_has_not_says_what_to_return(redis_place: Place, kind: str, error: str):
+def test_an_output_that_json_has_not_says_what_to_return(
+    redis_shared: SharedSetup, kind: str, error: str
+):
     """The error says which value it is, where it stands, and what can be stored."""
-    results = together(redis_place, "good", kind, kind)
+    results = together(redis_shared, "good", kind, kind)
 
     assert "GOOD" == results[0].get(timeout=30)
     for result in results[1:]:
@@ -90,9 +92,9 @@ def test_a_tensor_says_so_on_a_backend_of_files(broker: str, tmp_path: Path):
     """What is stored one by one, and not in Redis, is explained as well."""
     results = tmp_path / "results"
     results.mkdir()
-    with open_shop(broker, tmp_path, backend=results.as_uri(), memory=broker) as shop:
-        shop.worker("-c", "1")
-        result = shop.odd.delay("tensor")
+    with open_setup(broker, tmp_path, backend=results.as_uri(), memory=broker) as setup:
+        setup.worker("-c", "1")
+        result = setup.odd.delay("tensor")
 
         with pytest.raises(EncodeError, match=r"torch\.Tensor at \['of'\]\[0\].*\.to_dense\(\)"):
             result.get(timeout=60)
@@ -104,20 +106,20 @@ def test_a_tensor_says_so_on_a_backend_of_files(broker: str, tmp_path: Path):
     ids=["nobody", "log", "events"],
 )
 def test_the_text_of_an_output_is_made_where_somebody_reads_it(
-    shop: Shop, options: tuple[str, ...], texts: int
+    setup: Setup, options: tuple[str, ...], texts: int
 ):
     """It is made for the worker's log and for events, and not where there is neither."""
-    shop.worker("-c", "1", *options)
-    for result in shop.shown.delay_many(range(8)):
+    setup.worker("-c", "1", *options)
+    for result in setup.shown.delay_many(range(8)):
         result.get(timeout=30)
 
-    assert texts == shop.shown.delay(8).get(timeout=30)
+    assert texts == setup.shown.delay(8).get(timeout=30)
 
 
-def test_wrong_arguments_fail_their_own_item(redis_place: Place):
+def test_wrong_arguments_fail_their_own_item(redis_shared: SharedSetup):
     """A call that does not fit the signature fails alone, also from a client without checks."""
-    fine = redis_place.join.delay("a", "b")
-    wrong = redis_place.app.send_task("shop.join", ("a", "b", "c", "d"))
+    fine = redis_shared.join.delay("a", "b")
+    wrong = redis_shared.app.send_task("shop.join", ("a", "b", "c", "d"))
 
     assert "a-b" == fine.get(timeout=30)
     with pytest.raises(TypeError, match=r"^shop\.join: too many positional arguments; it takes \("):
@@ -125,40 +127,40 @@ def test_wrong_arguments_fail_their_own_item(redis_place: Place):
 
 
 @pytest.mark.parametrize("first", ["batch", "item"])
-def test_retry_is_for_every_item_of_the_batch(redis_place: Place, first: str):
+def test_retry_is_for_every_item_of_the_batch(redis_shared: SharedSetup, first: str):
     """``self.retry`` in a batch function, or a Retry as an output, leaves nobody behind."""
-    results = redis_place.again.delay_many([first, "b", "c"])  # in one write, for one batch
+    results = redis_shared.again.delay_many([first, "b", "c"])  # in one write, for one batch
 
     assert [first, "b", "c"] == [result.get(timeout=30) for result in results]
-    assert 6 == len(redis_place.recall("again"))
+    assert 6 == len(redis_shared.recall("again"))
 
 
-def test_exhausted_retries_end_in_the_error(redis_place: Place):
+def test_exhausted_retries_end_in_the_error(redis_shared: SharedSetup):
     """An item that may not be tried again fails with the error that asked for it."""
-    results = redis_place.again.delay_many(["never", "b"])
+    results = redis_shared.again.delay_many(["never", "b"])
     for result in results:
         with pytest.raises(KeyError, match="gave up"):
             result.get(timeout=30)
 
 
-def test_replace_in_a_batch_function_is_refused(redis_place: Place):
+def test_replace_in_a_batch_function_is_refused(redis_shared: SharedSetup):
     """What would answer one request and lose the others is an error for all."""
-    results = redis_place.again.delay_many(["replace", "b"])
+    results = redis_shared.again.delay_many(["replace", "b"])
     for result in results:
         with pytest.raises(ConfigurationError, match="replace\\(\\) replaces one request"):
             result.get(timeout=30)
 
 
-def test_revoked_and_expired_requests_never_reach_the_model(redis_place: Place):
+def test_revoked_and_expired_requests_never_reach_the_model(redis_shared: SharedSetup):
     """What nobody wants any more is announced as revoked and not run."""
-    head = [redis_place.sluggish.delay(2.0)]  # all others wait for it
-    head += [redis_place.slow.delay(n) for n in range(32)]
-    unwanted = [redis_place.slow.delay(n) for n in (100, 101)]
-    stale = redis_place.slow.apply_async((102,), expires=0.05)
-    redis_place.app.control.revoke([result.id for result in unwanted])
+    head = [redis_shared.sluggish.delay(2.0)]  # all others wait for it
+    head += [redis_shared.slow.delay(n) for n in range(32)]
+    unwanted = [redis_shared.slow.delay(n) for n in (100, 101)]
+    stale = redis_shared.slow.apply_async((102,), expires=0.05)
+    redis_shared.app.control.revoke([result.id for result in unwanted])
     for result in [*head, *unwanted, stale]:
         result.get(timeout=30, propagate=False)
-    ran = [n for fact in redis_place.recall("slow") for n in fact["items"]]
+    ran = [n for fact in redis_shared.recall("slow") for n in fact["items"]]
 
     assert ["REVOKED"] * 3 == [result.state for result in [*unwanted, stale]]
     assert set(ran).isdisjoint({100, 101, 102})

@@ -14,8 +14,8 @@ import pytest
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.props import go_on
-from tests.services.stage import Stage, pool_process
+from tests.apps.small_app import go_on
+from tests.services.launcher import Launcher, pool_process
 
 SOON = 40.0
 
@@ -37,14 +37,14 @@ def answers(results: list[Any]) -> list[Any]:
 POOLS = pytest.mark.parametrize("pool", ["prefork", "threads"])
 
 
-def work(stage: Stage, *options: str, **conf: Any) -> ManagedProcess:
+def work(launcher: Launcher, *options: str, **conf: Any) -> ManagedProcess:
     """Start a worker with one pool process, or one thread."""
-    return stage.worker("tests.services.overlapped", "-c", "1", *options, conf=conf)
+    return launcher.worker("tests.apps.overlapped", "-c", "1", *options, conf=conf)
 
 
-def wait_for(stage: Stage, place: str) -> None:
+def wait_for(launcher: Launcher, place: str) -> None:
     """Return when the worker has reached this place."""
-    there = lambda: stage.redis.sismember("stage:places", place)  # noqa: E731
+    there = lambda: launcher.redis.sismember("stage:places", place)  # noqa: E731
     wait_until(lambda: "" if there() else "not yet", [], what=place, timeout=SOON)
 
 
@@ -57,14 +57,14 @@ def stop(worker: ManagedProcess) -> None:
 
 
 @pytest.fixture
-def fresh(redis_server: RedisServer, tmp_path: Path) -> Iterator[Stage]:
-    """A stage without records, whose worker ends with the test."""
-    with Stage(redis_server, tmp_path) as stage:
-        yield stage
+def fresh(redis_server: RedisServer, tmp_path: Path) -> Iterator[Launcher]:
+    """An empty Redis, and a worker that ends with the test."""
+    with Launcher(redis_server, tmp_path) as launcher:
+        yield launcher
 
 
 @POOLS
-def test_model_runs_while_the_last_batch_is_finished(fresh: Stage, pool: str):
+def test_model_runs_while_the_last_batch_is_finished(fresh: Launcher, pool: str):
     """Hooks of one batch wait for the next one's model, whose own hooks ran before."""
     client = fresh.client()
     results = send(client, "a", running=["b entered"], finishing=["b running"])
@@ -80,7 +80,7 @@ def test_model_runs_while_the_last_batch_is_finished(fresh: Stage, pool: str):
 
 
 @POOLS
-def test_next_batch_is_made_ready_while_another_is_finished(fresh: Stage, pool: str):
+def test_next_batch_is_made_ready_while_another_is_finished(fresh: Launcher, pool: str):
     """A third batch's hooks run while the first one's results are stored, and the second runs."""
     client = fresh.client()
     results = send(client, "a", finishing=["c entered"])
@@ -93,7 +93,7 @@ def test_next_batch_is_made_ready_while_another_is_finished(fresh: Stage, pool: 
 
 
 @POOLS
-def test_switch_keeps_batches_apart(fresh: Stage, pool: str):
+def test_switch_keeps_batches_apart(fresh: Launcher, pool: str):
     """With `batch_overlap = False` a batch is finished before the next one begins."""
     client = fresh.client()
     results = send(client, "a") + send(client, "b")
@@ -103,7 +103,7 @@ def test_switch_keeps_batches_apart(fresh: Stage, pool: str):
     assert {"models"} == {where for _, _, where in fresh.facts("finished")}
 
 
-def test_soft_limit_of_another_batch_does_not_interrupt(fresh: Stage):
+def test_soft_limit_of_another_batch_does_not_interrupt(fresh: Launcher):
     """A limit that expires while its batch is finished does not interrupt the next model."""
     client = fresh.client()
     results = send(client, "a", finishing=["limit over"], options={"soft_time_limit": 1})
@@ -119,7 +119,7 @@ def test_soft_limit_of_another_batch_does_not_interrupt(fresh: Stage):
     assert [["a", True], ["b", True]] == [fact[:2] for fact in fresh.facts("ran")]
 
 
-def test_soft_limit_interrupts_its_own_model(fresh: Stage):
+def test_soft_limit_interrupts_its_own_model(fresh: Launcher):
     """The limit of the running batch interrupts it, while another one is finished."""
     client = fresh.client()
     results = send(client, "a", finishing=["b interrupted"])
@@ -132,7 +132,7 @@ def test_soft_limit_interrupts_its_own_model(fresh: Stage):
     assert ["a", "a"] == answers(results)
 
 
-def test_a_process_that_has_closed_its_pipe_ends_at_once(fresh: Stage):
+def test_a_process_that_has_closed_its_pipe_ends_at_once(fresh: Launcher):
     """The batch behind its last one waits for no more than a new process."""
     client = fresh.client()
     first = send(client, "a", running=["both sent"])
@@ -148,7 +148,7 @@ def test_a_process_that_has_closed_its_pipe_ends_at_once(fresh: Stage):
     assert "succeeded before the worker was lost" in Path(worker.log).read_text()
 
 
-def test_process_killed_between_two_batches(fresh: Stage):
+def test_process_killed_between_two_batches(fresh: Launcher):
     """Batches that were finished, ran or were ready have results; later ones run once."""
     client = fresh.client()
     results = send(client, "a", finishing=["go"]) + send(client, "b", running=["go"])
@@ -164,7 +164,7 @@ def test_process_killed_between_two_batches(fresh: Stage):
     assert {"a": 3, "b": 2, "c": 1} == ran  # lost requests run alone
 
 
-def test_killing_item_is_found(fresh: Stage):
+def test_killing_item_is_found(fresh: Launcher):
     """An item that kills its process is found, though other batches are in the process."""
     client = fresh.client()
     results = send(client, "a", finishing=["b running"])
@@ -177,7 +177,7 @@ def test_killing_item_is_found(fresh: Stage):
 
 
 @POOLS
-def test_hook_that_exits_fails_its_own_items(fresh: Stage, pool: str):
+def test_hook_that_exits_fails_its_own_items(fresh: Launcher, pool: str):
     """A hook that ends the process fails only its own items, and all have an end."""
     client = fresh.client()
     results = send(client, "a", finishing=["b entered"])
@@ -189,7 +189,7 @@ def test_hook_that_exits_fails_its_own_items(fresh: Stage, pool: str):
     assert ["PoisonItem"] * 2 == [type(error).__name__ for error in answers(bad)]
 
 
-def test_warm_shutdown_finishes_the_batches_of_the_process(fresh: Stage):
+def test_warm_shutdown_finishes_the_batches_of_the_process(fresh: Launcher):
     """A stopped worker ends when each batch that reached its process has its end."""
     client = fresh.client()
     results = send(client, "a", finishing=["go"]) + send(client, "b", running=["go"])
@@ -207,7 +207,7 @@ def test_warm_shutdown_finishes_the_batches_of_the_process(fresh: Stage):
     assert ["a", "b"] == [name for name, *_ in fresh.facts("ran")]
 
 
-def test_warm_shutdown_finishes_the_batches_of_the_thread(fresh: Stage):
+def test_warm_shutdown_finishes_the_batches_of_the_thread(fresh: Launcher):
     """A stopped worker ends when the batches whose models were called have their ends."""
     client = fresh.client()
     results = send(client, "a", finishing=["go"]) + send(client, "b", running=["go"])
@@ -228,7 +228,7 @@ def test_warm_shutdown_finishes_the_batches_of_the_thread(fresh: Stage):
     assert ["a", "b", "c"] == [name for name, *_ in fresh.facts("ran")]
 
 
-def test_warm_shutdown_loses_nothing_that_is_prepared(fresh: Stage):
+def test_warm_shutdown_loses_nothing_that_is_prepared(fresh: Launcher):
     """A batch that waits for the thread at a shutdown runs once, here or on the next worker."""
     client = fresh.client()
     results = send(client, "a", running=["go"])
@@ -252,7 +252,7 @@ def test_warm_shutdown_loses_nothing_that_is_prepared(fresh: Stage):
 @pytest.mark.parametrize(
     "tasks", [1, 2, pytest.param(3, marks=pytest.mark.thorough("more batches for each process"))]
 )
-def test_replaced_process_loses_no_batch(fresh: Stage, tasks: int):
+def test_replaced_process_loses_no_batch(fresh: Launcher, tasks: int):
     """With `--max-tasks-per-child` each batch runs once, and each process runs that many."""
     client = fresh.client()
     names = [f"n{n}" for n in range(6)]
@@ -265,7 +265,7 @@ def test_replaced_process_loses_no_batch(fresh: Stage, tasks: int):
     assert [tasks] * (6 // tasks) == list(Counter(pid for *_, pid in ran).values())
 
 
-def test_process_with_too_much_memory_loses_no_batch(fresh: Stage):
+def test_process_with_too_much_memory_loses_no_batch(fresh: Launcher):
     """With `worker_max_memory_per_child` each batch has results, though one is ready there."""
     client = fresh.client()
     names = [f"n{n}" for n in range(3)]
@@ -279,7 +279,7 @@ def test_process_with_too_much_memory_loses_no_batch(fresh: Stage):
 
 
 @POOLS
-def test_ordinary_task_has_the_process_to_itself(fresh: Stage, pool: str):
+def test_ordinary_task_has_the_process_to_itself(fresh: Launcher, pool: str):
     """An ordinary task begins when the batch before it is finished."""
     client = fresh.client()
     work(fresh, "--pool", pool)
@@ -305,7 +305,7 @@ def test_ordinary_task_has_the_process_to_itself(fresh: Stage, pool: str):
     ],
 )
 def test_next_batch_runs_where_all_of_a_waiting_one_are_revoked(
-    fresh: Stage, *, acks_late: bool, is_killed: bool
+    fresh: Launcher, *, acks_late: bool, is_killed: bool
 ):
     """A batch of which nothing is left to run does not keep the process from later ones."""
     client = fresh.client()

@@ -13,25 +13,25 @@ from celery.exceptions import TaskRevokedError
 
 from celery_batch.errors import PoisonItem
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.shop import Shop, Worker, emptied, open_shop
+from tests.services.setup import Setup, Worker, emptied, open_setup
 
 
 @pytest.fixture(scope="module")
-def shop(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+def setup(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     """The tests' app; its workers stay for all tests of this module."""
-    with open_shop(emptied(redis_server), tmp_path_factory.mktemp("stats")) as shop:
-        yield shop
+    with open_setup(emptied(redis_server), tmp_path_factory.mktemp("stats")) as setup:
+        yield setup
 
 
 @pytest.fixture(scope="module")
-def worker(shop: Shop) -> Worker:
+def worker(setup: Setup) -> Worker:
     """A worker with successes, failures and retries."""
-    worker = shop.worker("-c", "1")
-    results = [shop.double.delay(n) for n in range(40)]
+    worker = setup.worker("-c", "1")
+    results = [setup.double.delay(n) for n in range(40)]
     assert [2 * n for n in range(40)] == [result.get(timeout=30) for result in results]
-    for result in [shop.odd.delay(word) for word in ("good", "bad", "fine")]:
+    for result in [setup.odd.delay(word) for word in ("good", "bad", "fine")]:
         result.get(timeout=30, propagate=False)
-    shop.flaky.delay(1).get(timeout=30)
+    setup.flaky.delay(1).get(timeout=30)
     worker.counted("shop.double", succeeded=40)
     worker.counted("shop.odd", succeeded=2, failed=1)
     worker.counted("shop.flaky", succeeded=1)
@@ -73,10 +73,10 @@ def test_failures_and_retries_are_counted_separately(worker: Worker):
     assert none == tasks["shop.double"]["trouble"]
 
 
-def test_expired_and_revoked_requests_are_counted(worker: Worker, shop: Shop):
+def test_expired_and_revoked_requests_are_counted(worker: Worker, setup: Setup):
     """Expired and revoked requests are outcomes of their own."""
-    late = shop.slow.apply_async((2,), expires=datetime(2020, 1, 1, tzinfo=UTC))
-    gone = shop.slow.apply_async((3,), countdown=3600)
+    late = setup.slow.apply_async((2,), expires=datetime(2020, 1, 1, tzinfo=UTC))
+    gone = setup.slow.apply_async((3,), countdown=3600)
     gone.revoke()
     with pytest.raises(TaskRevokedError):
         late.get(timeout=30)
@@ -85,10 +85,10 @@ def test_expired_and_revoked_requests_are_counted(worker: Worker, shop: Shop):
     worker.counted("shop.slow", expired=1, revoked=1)
 
 
-def test_item_that_takes_processes_down_is_counted(worker: Worker, shop: Shop):
+def test_item_that_takes_processes_down_is_counted(worker: Worker, setup: Setup):
     """Lost processes are counted, and in the end the item that killed them."""
     with pytest.raises(PoisonItem):
-        shop.odd.delay("exit").get(timeout=60)
+        setup.odd.delay("exit").get(timeout=60)
     worker.counted("shop.odd", failed=2, again=1)
     trouble = worker.ask("batch_stats")["tasks"]["shop.odd"]["trouble"]
 

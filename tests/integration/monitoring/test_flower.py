@@ -11,10 +11,10 @@ import urllib.request
 import pytest
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
-from tests.services.place import Place, eventually
-from tests.services.shop import CELERY, emptied, enter_shop, environment_of, surroundings
+from tests.services.setup import CELERY, emptied, enter_setup, environment_of, surroundings
+from tests.services.shared_setup import SharedSetup, eventually
 
-MODULE = "tests.services.features"
+MODULE = "tests.apps.features"
 
 #: Seconds that items wait for their batch in these tests.
 WAIT = 1.0
@@ -23,8 +23,8 @@ WAIT = 1.0
 class Flower:
     """A Flower beside a worker, and what its API says."""
 
-    def __init__(self, place, folder):
-        env = {**os.environ, **place.environment, "FLOWER_UNAUTHENTICATED_API": "true"}
+    def __init__(self, shared, folder):
+        env = {**os.environ, **shared.environment, "FLOWER_UNAUTHENTICATED_API": "true"}
         command = [CELERY, "-A", MODULE, "flower", "--address=127.0.0.1", "--port=0"]
         command.append("--inspect_timeout=30000")  # who is asked by name is not waited for longer
         self.child = ManagedProcess(command, folder / "flower.log", env=env)
@@ -66,68 +66,68 @@ class Flower:
 
 
 @pytest.fixture(scope="module")
-def place(redis_server, tmp_path_factory):
+def shared(redis_server, tmp_path_factory):
     """The features' app on an empty Redis."""
     environment = environment_of(emptied(redis_server))
     with surroundings(environment):
-        shop = enter_shop(environment, tmp_path_factory.mktemp("flower"), MODULE)
-        shop.app.finalize()
-        place = Place(shop, "redis", "prefork")
+        setup = enter_setup(environment, tmp_path_factory.mktemp("flower"), MODULE)
+        setup.app.finalize()
+        shared = SharedSetup(setup, "redis", "prefork")
         try:
-            yield place
+            yield shared
         finally:
-            shop.close()
+            setup.close()
 
 
 @pytest.fixture(scope="module")
-def flower(place, tmp_path_factory):
+def flower(shared, tmp_path_factory):
     """A Flower that hears of everything the worker does."""
-    flower = Flower(place, tmp_path_factory.mktemp("flower"))
+    flower = Flower(shared, tmp_path_factory.mktemp("flower"))
     with flower.child:
         wait_until(flower.why_not_ready, [flower.child], what="flower", timeout=90)
-        assert place.worker.child.exit_code is None
-        gate = place.unique("first")
-        place.open_gate(gate)
+        assert shared.worker.child.exit_code is None
+        gate = shared.unique("first")
+        shared.open_gate(gate)
 
         def hears():
-            place.hold.delay(gate).get(timeout=30)
+            shared.hold.delay(gate).get(timeout=30)
             return json.loads(flower.text("api/tasks"))
 
         eventually(hears, "an event in Flower", timeout=90)
         yield flower
 
 
-def test_items_of_a_batch_have_their_own_states(place, flower):
+def test_items_of_a_batch_have_their_own_states(shared, flower):
     """One that fails and two that succeed share a batch, and each is shown as it ended."""
-    gate = place.close_gate()
-    failing, *fine = results = [place.act.delay(what) for what in ("fail", "good", "fine")]
+    gate = shared.close_gate()
+    failing, *fine = results = [shared.act.delay(what) for what in ("fail", "good", "fine")]
     waiting = flower.tasks(results, "RECEIVED")
-    place.open_gate(gate)
+    shared.open_gate(gate)
     (failed,), succeeded = flower.tasks([failing], "FAILURE"), flower.tasks(fine, "SUCCESS")
 
-    assert [["fail", "good", "fine"]] == place.batches("act")
+    assert [["fail", "good", "fine"]] == shared.batches("act")
     assert [(None, None)] * 3 == [(task["started"], task["runtime"]) for task in waiting]
     assert "told to fail" in failed["exception"]
     assert ["'GOOD'", "'FINE'"] == [task["result"] for task in succeeded]
-    assert {place.worker.name} == {task["worker"] for task in [failed, *succeeded]}
+    assert {shared.worker.name} == {task["worker"] for task in [failed, *succeeded]}
     assert all(task["runtime"] > 0 for task in succeeded)
 
 
-def test_the_wait_for_a_batch_is_prefetch_time(place, flower):
+def test_the_wait_for_a_batch_is_prefetch_time(shared, flower):
     """Received is when the worker has read an item, started is when its batch has."""
-    first, second = place.close_gate(), place.unique("gate")
+    first, second = shared.close_gate(), shared.unique("gate")
     sent = time.time()
-    results = [place.hold_many.delay(second, n) for n in range(3)]
+    results = [shared.hold_many.delay(second, n) for n in range(3)]
     flower.tasks(results, "RECEIVED")
     received = time.time()
     eventually(lambda: time.time() > received + WAIT, "the wait")
-    place.open_gate(first)
-    place.wait_at(second)
+    shared.open_gate(first)
+    shared.wait_at(second)
     running = flower.tasks(results, "STARTED")
     prefetch = flower.metric("flower_task_prefetch_time_seconds", "f.hold_many")
     seen = time.time()
     eventually(lambda: time.time() > seen + WAIT, "the model")
-    place.open_gate(second)
+    shared.open_gate(second)
     ended = flower.tasks(results, "SUCCESS")
     waits = [task["started"] - task["received"] for task in running]
 
@@ -139,9 +139,9 @@ def test_the_wait_for_a_batch_is_prefetch_time(place, flower):
     assert [task["uuid"] for task in ended if task["runtime"] < WAIT] == []
 
 
-def test_the_worker_page_shows_batches(place, flower):
+def test_the_worker_page_shows_batches(shared, flower):
     """The worker's numbers are among its statistics, a line for people and all for programs."""
-    name = place.worker.name
+    name = shared.worker.name
 
     def told():
         workers = json.loads(flower.text(f"api/workers?refresh=true&workername={name}"))

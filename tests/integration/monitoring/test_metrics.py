@@ -10,26 +10,26 @@ import pytest
 
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.prometheus import scrape
-from tests.services.shop import ROOT, Shop, Worker, emptied, open_shop
+from tests.services.servers.worker_metrics import scrape
+from tests.services.setup import ROOT, Setup, Worker, emptied, open_setup
 
 NVML = ROOT / "tests" / "services" / "nvml"
 
 
 @pytest.fixture(scope="module")
-def shop(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+def setup(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     """The tests' app; its worker stays for all tests of this module."""
-    with open_shop(emptied(redis_server), tmp_path_factory.mktemp("metrics")) as shop:
-        yield shop
+    with open_setup(emptied(redis_server), tmp_path_factory.mktemp("metrics")) as setup:
+        yield setup
 
 
 @pytest.fixture(scope="module")
-def worker(shop: Shop) -> Worker:
+def worker(setup: Setup) -> Worker:
     """A worker with two pool processes, forty results, and metrics."""
-    worker = shop.worker(
+    worker = setup.worker(
         *("-c", "2"), CELERY_BATCH_METRICS="127.0.0.1:0", PYTHONPATH=f"{NVML}:{ROOT}"
     )
-    for result in [shop.double.delay(n) for n in range(40)]:
+    for result in [setup.double.delay(n) for n in range(40)]:
         result.get(timeout=30)
     worker.counted("shop.double", succeeded=40)
     return worker
@@ -69,9 +69,9 @@ def test_numbers_of_queue_process_and_gpu_are_there(url: str):
     assert [name for name in found if name.startswith("celery_batch_worker_info{")]
 
 
-def test_gpus_that_batch_devices_leaves_out_have_no_metrics(shop: Shop):
+def test_gpus_that_batch_devices_leaves_out_have_no_metrics(setup: Setup):
     """A worker on the CPU has no GPU metrics."""
-    worker = shop.worker(
+    worker = setup.worker(
         *("-c", "1", "-Q", "elsewhere"),
         conf={"batch_devices": "cpu"},
         CELERY_BATCH_METRICS="127.0.0.1:0",
@@ -94,11 +94,11 @@ def test_failures_are_counted_from_zero(url: str):
     assert 0 == found['celery_batch_drained{task="shop.double"}']
 
 
-def test_second_worker_takes_the_next_port_of_a_range(shop: Shop):
+def test_second_worker_takes_the_next_port_of_a_range(setup: Setup):
     """Several workers on a machine share a setting with a range of ports."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        other = shop.worker("-P", "solo", conf={"batch_metrics": f"127.0.0.1:{port}-{port + 50}"})
+        other = setup.worker("-P", "solo", conf={"batch_metrics": f"127.0.0.1:{port}-{port + 50}"})
         url = other.ask("batch_stats")["metrics"]
 
         assert port < int(re.findall(r":(\d+)/", url)[0]) <= port + 50
@@ -107,11 +107,11 @@ def test_second_worker_takes_the_next_port_of_a_range(shop: Shop):
         other.stop()
 
 
-def test_taken_port_is_tried_again(shop: Shop):
+def test_taken_port_is_tried_again(setup: Setup):
     """A worker whose port is taken logs it, runs, and has metrics when the port is free."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        other = shop.worker("-P", "solo", CELERY_BATCH_METRICS=str(port))
+        other = setup.worker("-P", "solo", CELERY_BATCH_METRICS=str(port))
 
         assert f"127.0.0.1:{port} is taken" in other.log
         assert other.ask("batch_stats")["metrics"] is None
@@ -126,9 +126,9 @@ def test_taken_port_is_tried_again(shop: Shop):
 
 
 @pytest.mark.parametrize("address", ["somewhere", "host:99999", "9000-8000"])
-def test_wrong_address_is_a_failed_start(shop: Shop, address: str):
+def test_wrong_address_is_a_failed_start(setup: Setup, address: str):
     """The worker ends, and logs the valid forms."""
-    other = shop.launch("-P", "solo", CELERY_BATCH_METRICS=address)
+    other = setup.launch("-P", "solo", CELERY_BATCH_METRICS=address)
 
     assert other.child.wait(60)
     assert "CELERY_BATCH_METRICS: must be HOST:PORT" in other.log

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.stage import Stage
+from tests.services.launcher import Launcher
 
-APP = "tests.services.interrupted"
+APP = "tests.apps.interrupted"
 
 
 @pytest.fixture
-def stage(redis_server: RedisServer, tmp_path: Path) -> Iterator[Stage]:
+def launcher(redis_server: RedisServer, tmp_path: Path) -> Iterator[Launcher]:
     """An empty Redis, and workers that end with the test."""
-    with Stage(redis_server, tmp_path) as stage:
-        yield stage
+    with Launcher(redis_server, tmp_path) as launcher:
+        yield launcher
 
 
 #: The moment is in code that all pools share.
@@ -36,16 +36,16 @@ _OTHER = pytest.mark.thorough("quits at a bad moment on another pool")
         ("logging", "threads"),
     ],
 )
-def test_quits_at_a_bad_moment(stage: Stage, moment: str, pool: str):
+def test_quits_at_a_bad_moment(launcher: Launcher, moment: str, pool: str):
     """Whatever it holds or has half read, it ends, and the next one does exactly the rest."""
     conf = {"worker_soft_shutdown_timeout": 2.0}
-    first = stage.worker(APP, "-c", "2", "-P", pool, conf=conf, QUIT_WHILE=moment)
-    client = stage.client()
+    first = launcher.worker(APP, "-c", "2", "-P", pool, conf=conf, QUIT_WHILE=moment)
+    client = launcher.client()
     results = [client.send_task("interrupted.slow", (n,)) for n in range(60)]
-    stage.await_facts("told", 1)
+    launcher.await_facts("told", 1)
     ended = first.wait(20)
-    stage.worker(APP, "-c", "2", conf=conf)
+    launcher.worker(APP, "-c", "2", conf=conf)
 
     assert ended, first.tail()
     assert list(range(60)) == [result.get(timeout=60) for result in results]
-    assert {1} == set(Counter(stage.facts("ran")).values())
+    assert {1} == set(Counter(launcher.facts("ran")).values())

@@ -13,7 +13,7 @@ import pytest
 
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.shop import Shop, open_shop
+from tests.services.setup import Setup, open_setup
 
 #: Seconds; Redis counts as silent after one, and what runs is given up after three.
 LEASE = {"batch_lease": 3.0}
@@ -37,18 +37,18 @@ def frozen(server: RedisServer) -> Iterator[None]:
         process.resume()
 
 
-def await_batch(shop: Shop) -> None:
+def await_batch(setup: Setup) -> None:
     """Return when a batch runs."""
     wait_until(
-        lambda: "" if shop.recall("nap") else "not yet", [], what="the first batch", timeout=60
+        lambda: "" if setup.recall("nap") else "not yet", [], what="the first batch", timeout=60
     )
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["busy with it", "idle"])
 def test_worker_ends_while_redis_is_frozen(own_redis: RedisServer, tmp_path: Path, *, before: bool):
     """SIGTERM ends it, whether or not it was waiting for Redis when it came."""
-    with open_shop(own_redis.url, tmp_path) as shop:
-        worker = shop.worker("-c", "1", conf=LEASE)
+    with open_setup(own_redis.url, tmp_path) as setup:
+        worker = setup.worker("-c", "1", conf=LEASE)
         pid = worker.pid
         with frozen(own_redis):
             if before:  # the lease cannot be renewed: it says so
@@ -63,15 +63,15 @@ def test_worker_ends_while_redis_is_frozen(own_redis: RedisServer, tmp_path: Pat
 
 def test_worker_ends_though_its_results_cannot_be_stored(own_redis: RedisServer, tmp_path: Path):
     """What it ran is run by another worker, when Redis goes on."""
-    with open_shop(own_redis.url, tmp_path) as shop:
-        worker = shop.worker("-c", "1", conf=LEASE)
-        results = [shop.nap.delay(n) for n in range(8)]
-        await_batch(shop)
+    with open_setup(own_redis.url, tmp_path) as setup:
+        worker = setup.worker("-c", "1", conf=LEASE)
+        results = [setup.nap.delay(n) for n in range(8)]
+        await_batch(setup)
         pid = worker.pid
         with frozen(own_redis):
             os.kill(pid, signal.SIGTERM)
             has_ended = worker.child.wait(60)
-        shop.worker("-c", "1", conf=LEASE)
+        setup.worker("-c", "1", conf=LEASE)
         values = [result.get(timeout=60) for result in results]
 
     assert has_ended

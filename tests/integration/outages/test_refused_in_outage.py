@@ -11,14 +11,14 @@ from celery_batch import MessageRefused
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
 from tests.services.hostile import encoded, valid
-from tests.services.shop import emptied, open_shop
+from tests.services.setup import emptied, open_setup
 
 
 def test_backend_that_hangs_holds_up_no_messages(redis_server: RedisServer, tmp_path: Path):
     """While the result backend answers no write, the worker hears, and refuses, as ever."""
     broker = emptied(redis_server)
-    with RedisServer() as backend, open_shop(broker, tmp_path, backend=backend.url) as shop:
-        worker = shop.worker("-c", "1")
+    with RedisServer() as backend, open_setup(broker, tmp_path, backend=backend.url) as setup:
+        worker = setup.worker("-c", "1")
         keeper = redis.Redis(unix_socket_path=str(backend.directory / "redis.sock"))
         keeper.client_pause(60_000, all=False)
         refused = [valid(retries="many") for _ in range(3)]
@@ -31,5 +31,5 @@ def test_backend_that_hangs_holds_up_no_messages(redis_server: RedisServer, tmp_
         keeper.execute_command("CLIENT", "UNPAUSE")
         for message in refused:
             with pytest.raises(MessageRefused):
-                shop.app.AsyncResult(message["headers"]["id"]).get(timeout=30)
+                setup.app.AsyncResult(message["headers"]["id"]).get(timeout=30)
         keeper.close()

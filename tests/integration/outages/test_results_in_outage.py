@@ -8,8 +8,8 @@ import pytest
 
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.memory import recall, remember
-from tests.services.shop import emptied, enter_shop, environment_of, surroundings
+from tests.apps.memory import recall, remember
+from tests.services.setup import emptied, enter_setup, environment_of, surroundings
 
 
 def await_fact(kind: str) -> None:
@@ -26,11 +26,11 @@ def test_item_that_failed_before_the_model_is_told_after_an_outage(
     with RedisServer(folder) as backend:
         environment = environment_of(broker, backend=backend.url, memory=broker)
         with surroundings(environment):
-            shop = enter_shop(environment, tmp_path, "tests.services.outage")
+            setup = enter_setup(environment, tmp_path, "tests.apps.outage")
             try:
-                shop.worker("-c", "1")
-                wrong = shop.app.send_task("outage.held", ("too", "many"))
-                last = shop.app.send_task("outage.held", ("last",))
+                setup.worker("-c", "1")
+                wrong = setup.app.send_task("outage.held", ("too", "many"))
+                last = setup.app.send_task("outage.held", ("last",))
                 await_fact("entered")
                 backend.stop()
                 remember("stopped")
@@ -40,11 +40,11 @@ def test_item_that_failed_before_the_model_is_told_after_an_outage(
 
                 # Celery's own `get` reads before it subscribes again, and may miss what is
                 # stored between.
-                answer = shop.app.AsyncResult(last.id)
+                answer = setup.app.AsyncResult(last.id)
                 wait_until(lambda: "" if answer.ready() else "not yet", [], what="end", timeout=60)
                 assert "last" == answer.get(timeout=10)
                 with pytest.raises(TypeError):
-                    shop.app.AsyncResult(wrong.id).get(timeout=10)
+                    setup.app.AsyncResult(wrong.id).get(timeout=10)
                 assert 1 == len(recall("called"))
             finally:
-                shop.close()
+                setup.close()

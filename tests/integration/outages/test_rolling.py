@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from celery_batch.processes.managed_process import wait_until
-from tests.services.memory import recall
+from tests.apps.memory import recall
 
 
 class Load:
@@ -51,15 +51,15 @@ class Load:
 
 
 @pytest.fixture
-def worker(shop):
+def worker(setup):
     """Start a worker with one pool process."""
-    return lambda: shop.worker("--concurrency=1")
+    return lambda: setup.worker("--concurrency=1")
 
 
-def test_new_workers_take_over_from_old(shop, worker):
+def test_new_workers_take_over_from_old(setup, worker):
     """First the new one takes tasks, then the old one is drained or ended, and so on."""
     old = worker()
-    with Load(shop.slow) as load:
+    with Load(setup.slow) as load:
         load.goes_on(old)
         new = worker()
         told = old.ask("batch_drain")
@@ -84,10 +84,10 @@ def test_new_workers_take_over_from_old(shop, worker):
     assert len(values) == len(times)
 
 
-def test_what_waits_without_workers_is_not_lost(shop, worker):
+def test_what_waits_without_workers_is_not_lost(setup, worker):
     """All workers may be gone for a while: tasks wait, and the next worker has them."""
     first = worker()
-    results = shop.slow.delay_many(range(200))
+    results = setup.slow.delay_many(range(200))
     first.stop()
     waiting = sum(not result.ready() for result in results)
     worker()

@@ -9,11 +9,11 @@ from collections import Counter
 import pytest
 from kombu import Queue
 
-from tests.conftest import Shop
+from tests.conftest import Setup
 
 _POOLS = [("-c", "1"), ("-c", "2"), ("-P", "threads", "-c", "1")]
 #: Each broker and each pool; all of them together in the thorough run.
-_USUAL = {("shop", _POOLS[0]), ("shop", _POOLS[2]), ("rabbit_shop", _POOLS[1])}
+_USUAL = {("setup", _POOLS[0]), ("setup", _POOLS[2]), ("rabbit_setup", _POOLS[1])}
 _OTHER = pytest.mark.thorough("a restart under load with each pool on each broker")
 
 
@@ -26,7 +26,7 @@ _OTHER = pytest.mark.thorough("a restart under load with each pool on each broke
             id=f"{broker}-{' '.join(pool)}",
             marks=() if (name, pool) in _USUAL else _OTHER,
         )
-        for name, broker in (("shop", "redis"), ("rabbit_shop", "rabbitmq"))
+        for name, broker in (("setup", "redis"), ("rabbit_setup", "rabbitmq"))
         for pool in _POOLS
     ],
 )
@@ -34,15 +34,15 @@ def test_restart_under_load_loses_nothing_and_repeats_nothing(
     request: pytest.FixtureRequest, name: str, options: tuple[str, ...]
 ):
     """SIGTERM under load: running batches finish, the next worker runs exactly the rest."""
-    shop: Shop = request.getfixturevalue(name)
-    first = shop.worker(*options)
-    results = [shop.slow.delay(n) for n in range(500)]
+    setup: Setup = request.getfixturevalue(name)
+    first = setup.worker(*options)
+    results = [setup.slow.delay(n) for n in range(500)]
     results[60].get(timeout=60)  # some are done, some run, some are buffered, most are queued
     exit_code = first.stop(grace=60)
-    done_by_first = sum(len(fact["items"]) for fact in shop.recall("slow"))
-    shop.worker(*options)
+    done_by_first = sum(len(fact["items"]) for fact in setup.recall("slow"))
+    setup.worker(*options)
     answers = [result.get(timeout=120) for result in results]
-    runs = Counter(n for fact in shop.recall("slow") for n in fact["items"])
+    runs = Counter(n for fact in setup.recall("slow") for n in fact["items"])
 
     assert 0 == exit_code
     assert 0 < done_by_first < 500
@@ -50,19 +50,19 @@ def test_restart_under_load_loses_nothing_and_repeats_nothing(
     assert {1} == set(runs.values())
 
 
-def test_what_comes_back_from_a_quorum_queue_runs_in_batches(rabbit_shop: Shop):
+def test_what_comes_back_from_a_quorum_queue_runs_in_batches(rabbit_setup: Setup):
     """On threads, too: a worker that is told to end gives back what it has prefetched."""
     queue = Queue("returned", queue_arguments={"x-queue-type": "quorum"})
     conf = {"task_create_missing_queue_type": "quorum"}
     options = ("-P", "threads", "-c", "1", "-Q", queue.name)
-    first = rabbit_shop.worker(*options, conf=conf)
-    results = rabbit_shop.slow.apply_many([((n,), None) for n in range(200)], queue=queue)
+    first = rabbit_setup.worker(*options, conf=conf)
+    results = rabbit_setup.slow.apply_many([((n,), None) for n in range(200)], queue=queue)
     results[10].get(timeout=60)
     first.stop(grace=60)
-    before = rabbit_shop.recall("slow")
-    rabbit_shop.worker(*options, conf=conf)
+    before = rabbit_setup.recall("slow")
+    rabbit_setup.worker(*options, conf=conf)
     answers = [result.get(timeout=120) for result in results]
-    after = rabbit_shop.recall("slow")[len(before) :]
+    after = rabbit_setup.recall("slow")[len(before) :]
 
     assert list(range(200)) == answers
     assert max(len(batch["items"]) for batch in after[:2]) > 1  # the first may come alone
@@ -72,21 +72,21 @@ def test_what_comes_back_from_a_quorum_queue_runs_in_batches(rabbit_shop: Shop):
     ("kind", "pool", "restarts"), [("quorum", (), 2), ("classic", ("-P", "threads"), 1)]
 )
 def test_what_waited_in_workers_that_ended_soon_shares_batches(
-    rabbit_shop: Shop, kind: str, pool: tuple[str, ...], restarts: int
+    rabbit_setup: Setup, kind: str, pool: tuple[str, ...], restarts: int
 ):
     """Restarts may make waiting items suspects, of which only the first ones run alone."""
     queue = Queue(f"restarted-{kind}", queue_arguments={"x-queue-type": kind})
     conf = {"task_create_missing_queue_type": kind}
     options = (*pool, "-c", "1", "-Q", queue.name)
-    worker, before = rabbit_shop.worker(*options, conf=conf), 0
-    results = rabbit_shop.slow.apply_many([((n,), None) for n in range(300)], queue=queue)
+    worker, before = rabbit_setup.worker(*options, conf=conf), 0
+    results = rabbit_setup.slow.apply_many([((n,), None) for n in range(300)], queue=queue)
     results[10].get(timeout=60)
     for _ in range(restarts):
         worker.stop(grace=60)
-        before = len(rabbit_shop.recall("slow"))
-        worker = rabbit_shop.worker(*options, conf=conf)
+        before = len(rabbit_setup.recall("slow"))
+        worker = rabbit_setup.worker(*options, conf=conf)
     answers = [result.get(timeout=120) for result in results]
-    sizes = [len(fact["items"]) for fact in rabbit_shop.recall("slow")[before:]]
+    sizes = [len(fact["items"]) for fact in rabbit_setup.recall("slow")[before:]]
 
     assert list(range(300)) == answers
     # What was delivered less often comes between them, in batches of its own.
@@ -113,32 +113,32 @@ def test_what_waited_in_workers_that_ended_soon_shares_batches(
     ],
 )
 def test_quitting_under_load_loses_nothing(
-    each_shop: Shop, options: tuple[str, ...], signals: tuple[signal.Signals, ...]
+    each_setup: Setup, options: tuple[str, ...], signals: tuple[signal.Signals, ...]
 ):
     """SIGQUIT, out of the blue or to hurry a warm shutdown: it ends, and the next one goes on."""
-    shop = each_shop
-    first = shop.worker(*options, conf={"worker_soft_shutdown_timeout": 1.0})
-    results = [shop.slow.delay(n) for n in range(300)]
+    setup = each_setup
+    first = setup.worker(*options, conf={"worker_soft_shutdown_timeout": 1.0})
+    results = [setup.slow.delay(n) for n in range(300)]
     results[30].get(timeout=60)
     for number in signals:
         os.kill(first.pid, number)
     ended = first.child.wait(60)
-    done_by_first = sum(len(fact["items"]) for fact in shop.recall("slow"))
-    shop.worker(*options)
+    done_by_first = sum(len(fact["items"]) for fact in setup.recall("slow"))
+    setup.worker(*options)
 
     assert ended, first.log
     assert done_by_first < 300
     assert list(range(300)) == [result.get(timeout=120) for result in results]
 
 
-def test_buffered_requests_are_back_in_the_queue(shop: Shop):
+def test_buffered_requests_are_back_in_the_queue(setup: Setup):
     """After a stop everything that did not run can be had by another worker at once."""
-    worker = shop.worker("-c", "1")
-    results = [shop.slow.delay(n) for n in range(100)]
+    worker = setup.worker("-c", "1")
+    results = [setup.slow.delay(n) for n in range(100)]
     results[10].get(timeout=60)
     worker.stop(grace=60)
-    ran = sum(len(fact["items"]) for fact in shop.recall("slow"))
-    client = shop.memory()
+    ran = sum(len(fact["items"]) for fact in setup.recall("slow"))
+    client = setup.memory()
     queued, held = client.llen("celery"), client.hlen("unacked")
     client.close()
 
@@ -146,15 +146,15 @@ def test_buffered_requests_are_back_in_the_queue(shop: Shop):
     assert 100 == ran + queued
 
 
-def test_worker_survives_a_lost_connection(shop: Shop):
+def test_worker_survives_a_lost_connection(setup: Setup):
     """When every connection is cut, the worker comes back and answers what is sent next."""
-    worker = shop.worker("-c", "1")
-    before = [shop.slow.delay(n) for n in range(20)]
+    worker = setup.worker("-c", "1")
+    before = [setup.slow.delay(n) for n in range(20)]
     before[0].get(timeout=30)
-    client = shop.memory()
+    client = setup.memory()
     client.client_kill_filter(_type="normal", skipme=True)
     client.close()
-    after = [shop.slow.delay(n) for n in range(20, 40)]
+    after = [setup.slow.delay(n) for n in range(20, 40)]
 
     assert list(range(20, 40)) == [result.get(timeout=60) for result in after]
     assert list(range(20)) == [result.get(timeout=60) for result in before]

@@ -11,16 +11,16 @@ from kombu import pools
 
 from celery_batch.processes.redis_server import RedisServer
 from tests.services.remote_control import RemoteControl
-from tests.services.shop import Worker, enter_shop, environment_of, surroundings
+from tests.services.setup import Worker, enter_setup, environment_of, surroundings
 
-MODULE = "tests.services.controlled"
+MODULE = "tests.apps.controlled"
 
 
 @pytest.fixture(scope="module", params=["redis", "rabbitmq"])
 def control(
     request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path_factory: Any
 ) -> Iterator[RemoteControl]:
-    """A shop on each of the brokers in turn; its workers end with the file's tests."""
+    """The app on each of the brokers in turn; its workers end with the file's tests."""
     assert redis_server.child.exit_code is None  # Redis is installed
     folder = tmp_path_factory.mktemp("control")
     with RedisServer() as own, pytest.MonkeyPatch.context() as patch:
@@ -30,11 +30,11 @@ def control(
             broker = request.getfixturevalue("rabbitmq_server").url
         environment = environment_of(broker, backend=own.url)
         with surroundings(environment):
-            shop = enter_shop(environment, folder, MODULE)
+            setup = enter_setup(environment, folder, MODULE)
             try:
-                yield RemoteControl(shop, folder / "weights")
+                yield RemoteControl(setup, folder / "weights")
             finally:
-                shop.close()
+                setup.close()
     pools.reset()
 
 

@@ -10,7 +10,7 @@ import pytest
 from celery_batch.cli.deployment import warm_workers
 from tests.services.forked import run
 from tests.services.remote_control import LONG, RemoteControl
-from tests.services.shop import CELERY, Worker
+from tests.services.setup import CELERY, Worker
 
 SIZES, GATED = "controlled.sizes", "controlled.gated"
 
@@ -21,12 +21,12 @@ def test_next_batch_has_the_new_size(control: RemoteControl, worker: Worker):
     reply = control.run(
         worker, "batch_config", task=SIZES, max_batch_size=3, max_wait=50, linger=40
     )
-    small = [result.get(timeout=LONG) for result in control.shop.sizes.delay_many(list(range(12)))]
-    cut = control.shop.sizes.delay_rows(list(range(9))).get(timeout=LONG)
+    small = [result.get(timeout=LONG) for result in control.setup.sizes.delay_many(list(range(12)))]
+    cut = control.setup.sizes.delay_rows(list(range(9))).get(timeout=LONG)
     status = worker.status()[SIZES]
     less = worker.stats()["prefetch_count"]
     control.run(worker, "batch_config", task=SIZES, max_batch_size=16)
-    large = [result.get(timeout=LONG) for result in control.shop.sizes.delay_many(list(range(16)))]
+    large = [result.get(timeout=LONG) for result in control.setup.sizes.delay_many(list(range(16)))]
     more = worker.stats()["prefetch_count"]
     control.run(worker, "batch_config", words=[SIZES, "default"])
 
@@ -102,10 +102,10 @@ def test_command_from_a_shell(control: RemoteControl, worker: Worker):
     """Words of the command line are names and values; the reply is readable."""
     done = run(
         [
-            *(CELERY, "-A", "tests.services.controlled", "control", "--timeout=20"),
+            *(CELERY, "-A", "tests.apps.controlled", "control", "--timeout=20"),
             *(f"--destination={worker.name}", "batch_config", SIZES, "max_wait=20", "linger=none"),
         ],
-        env=os.environ | control.shop.environment,
+        env=os.environ | control.setup.environment,
     )
     shown = control.run(worker, "batch_config", task=SIZES)
     control.run(worker, "batch_config", task=SIZES, max_wait="default", linger="default")
@@ -120,27 +120,27 @@ def test_command_from_a_shell(control: RemoteControl, worker: Worker):
 
 def keep_busy(control: RemoteControl, worker: Worker, gate: str) -> Any:
     """Have a batch run until its gate is opened, and three more requests wait behind it."""
-    running = control.shop.gated.delay(gate)
+    running = control.setup.gated.delay(gate)
     control.until(worker, "a running batch", lambda: worker.status()[GATED]["running"])
-    waiting = control.shop.gated.delay_many([f"{gate}-{n}" for n in range(3)])
+    waiting = control.setup.gated.delay_many([f"{gate}-{n}" for n in range(3)])
     control.until(worker, "requests that wait", lambda: worker.status()[GATED]["waiting"] == 3)
     return running, waiting
 
 
 def ran(control: RemoteControl) -> list[str]:
     """Return the items of the gated model."""
-    return [item for fact in control.shop.recall("gated") for item in fact["items"]]
+    return [item for fact in control.setup.recall("gated") for item in fact["items"]]
 
 
 def test_waiting_requests_go_to_other_workers(control: RemoteControl, worker: Worker):
     """Running batches end here, waiting requests run elsewhere, and the task can be resumed."""
     running, waiting = keep_busy(control, worker, "pause")
     reply = control.run(worker, "batch_pause", task=GATED)
-    later = control.shop.gated.delay("pause-3")
+    later = control.setup.gated.delay("pause-3")
     control.until(worker, "all in the broker", lambda: control.depth("gated") == 4)
     control.open("pause")
     running.get(timeout=LONG)
-    sizes = control.shop.sizes.delay(1).get(timeout=LONG)
+    sizes = control.setup.sizes.delay(1).get(timeout=LONG)
     ran_here = [item for item in ran(control) if item.startswith("pause")]
     status = worker.status()
     control.open("pause-0", "pause-3")
@@ -156,16 +156,16 @@ def test_waiting_requests_go_to_other_workers(control: RemoteControl, worker: Wo
     assert [True, False] == [status[name]["paused"] for name in (GATED, "controlled.sizes")]
     assert ["pause-0", "pause-1", "pause-2", "pause-3"] == answers
     assert "open" == resumed[GATED]["state"]
-    assert "pause-4" == control.shop.gated.delay("pause-4").get(timeout=LONG)
+    assert "pause-4" == control.setup.gated.delay("pause-4").get(timeout=LONG)
 
 
 def test_drained_worker_takes_no_messages_and_stays_up(control: RemoteControl, worker: Worker):
     """No queue is consumed, the worker is not ready, and it can be resumed."""
     running, waiting = keep_busy(control, worker, "drain")
     reply = control.run(worker, "batch_drain")
-    plain = control.shop.plain.delay(1)
-    status, ready = worker.status(), warm_workers(control.shop.app, GATED)
-    queues = control.shop.app.control.inspect([worker.name], timeout=LONG, limit=1).active_queues()
+    plain = control.setup.plain.delay(1)
+    status, ready = worker.status(), warm_workers(control.setup.app, GATED)
+    queues = control.setup.app.control.inspect([worker.name], timeout=LONG, limit=1).active_queues()
     refused = control.send(worker, "batch_resume", task=GATED)
     control.open("drain", "drain-0")
     running.get(timeout=LONG)
@@ -173,7 +173,7 @@ def test_drained_worker_takes_no_messages_and_stays_up(control: RemoteControl, w
     control.until(worker, "all in the broker", lambda: control.depth("ordinary") == 1)
     control.run(worker, "batch_resume")
     control.until(
-        worker, "readiness", lambda: warm_workers(control.shop.app, GATED) == {worker.name}
+        worker, "readiness", lambda: warm_workers(control.setup.app, GATED) == {worker.name}
     )
 
     assert {"state": "drained", "waiting": 0, "running": 1} == reply[GATED]
@@ -190,11 +190,11 @@ def test_queue_with_other_tasks(control: RemoteControl, worker: Worker):
     """Redis: paused requests are kept, and expire; RabbitMQ: the tasks are paused together."""
     left, right = "controlled.left", "controlled.right"
     reply = control.send(worker, "batch_pause", task=left)
-    if control.shop.url.startswith("amqp"):
+    if control.setup.url.startswith("amqp"):
         assert "queue both also has messages of controlled.right" in reply["error"]
         assert not worker.status()[left]["paused"]
         control.run(worker, "batch_pause", words=[left, right])
-        halves = [control.shop.left.delay(1), control.shop.right.delay(2)]
+        halves = [control.setup.left.delay(1), control.setup.right.delay(2)]
         half = control.send(worker, "batch_resume", task=right)
         control.until(worker, "both in the broker", lambda: control.depth("both") == 2)
         control.run(worker, "batch_resume", words=[left, right])
@@ -202,9 +202,9 @@ def test_queue_with_other_tasks(control: RemoteControl, worker: Worker):
         assert "queue both also has messages of controlled.left" in half["error"]
         assert [1, 2] == [half.get(timeout=LONG) for half in halves]
         return
-    expiring = control.shop.left.apply_async((0,), expires=0.5)
-    lefts = control.shop.left.delay_many([1, 2])
-    rights = [control.shop.right.delay(n).get(timeout=LONG) for n in range(3)]
+    expiring = control.setup.left.apply_async((0,), expires=0.5)
+    lefts = control.setup.left.delay_many([1, 2])
+    rights = [control.setup.right.delay(n).get(timeout=LONG) for n in range(3)]
     control.until(worker, "an end in time", lambda: expiring.state == "REVOKED")
     status = worker.status()[left]
     age = worker.ask("batch_stats")["tasks"][left]["oldest_age"]
@@ -218,17 +218,17 @@ def test_queue_with_other_tasks(control: RemoteControl, worker: Worker):
 
 def test_changes_outlast_a_lost_connection(control: RemoteControl, worker: Worker):
     """Pause, drain and options stay after the worker has connected again."""
-    if control.shop.url.startswith("amqp"):
+    if control.setup.url.startswith("amqp"):
         return  # a connection cannot be cut from here
     control.run(worker, "batch_pause", task=SIZES)
     control.run(worker, "batch_config", task=SIZES, max_batch_size=3)
     cut_connection(control, worker, times=1)
     paused = worker.status()[SIZES]
-    waiting = control.shop.sizes.delay(1)
-    plain = control.shop.plain.delay(1).get(timeout=LONG)
+    waiting = control.setup.sizes.delay(1)
+    plain = control.setup.plain.delay(1).get(timeout=LONG)
     control.run(worker, "batch_drain")
     cut_connection(control, worker, times=2)
-    later = control.shop.plain.delay(2)
+    later = control.setup.plain.delay(2)
     drained = worker.status()[SIZES]
     depths = [control.depth("sizes"), control.depth("ordinary")]
     control.run(worker, "batch_resume")
@@ -243,7 +243,7 @@ def test_changes_outlast_a_lost_connection(control: RemoteControl, worker: Worke
 
 def cut_connection(control: RemoteControl, worker: Worker, times: int) -> None:
     """Have the worker lose its connection, and return when it has another."""
-    with control.shop.memory() as client:
+    with control.setup.memory() as client:
         client.client_kill_filter(_type="normal", skipme=True)
     control.reconnect()
     lost = "Connection to broker lost"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.services.remote_control import LONG, RemoteControl
-from tests.services.shop import Worker
+from tests.services.setup import Worker
 
 LEFT = "controlled.left"
 
@@ -26,7 +26,7 @@ def test_random_commands_lose_no_request(control: RemoteControl, worker: Worker)
     def send() -> None:
         while not is_over.wait(0.01):
             numbers = range(len(sent), len(sent) + 20)
-            sent.extend(zip(numbers, control.shop.left.delay_many(list(numbers)), strict=True))
+            sent.extend(zip(numbers, control.setup.left.delay_many(list(numbers)), strict=True))
 
     sender = threading.Thread(target=send)
     sender.start()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.services.remote_control import LONG, RemoteControl
-from tests.services.shop import Worker
+from tests.services.setup import Worker
 
 WEIGHED = "controlled.weighed"
 
@@ -69,7 +69,7 @@ class Traffic:
                 if number >= AT_ONCE:
                     self.sent[number - AT_ONCE][2].get(timeout=LONG)
                 began = time.monotonic()
-                self.sent.append((began, number, self.control.shop.weighed.delay(number)))
+                self.sent.append((began, number, self.control.setup.weighed.delay(number)))
                 number += 1
 
     def answers(self) -> list[tuple[float, int, str]]:
@@ -112,12 +112,12 @@ def test_every_request_is_answered_and_after_the_reply_by_the_new(
     """Requests during reloads are answered once; after a reply by the new weights."""
     replied, replies = [], []
     with control.at_work("old", *pool) as worker, traffic(control, worker) as requests:
-        then = [control.shop.weighed.delay(-1).get(timeout=LONG)[1]]
+        then = [control.setup.weighed.delay(-1).get(timeout=LONG)[1]]
         for weights, how in RELOADS:
             control.weights.write_text(weights)
             replies.append(control.send(worker, "batch_reload", task=WEIGHED, wait=LONG, **how))
             replied.append(time.monotonic())
-            then.append(control.shop.weighed.delay(-1).get(timeout=LONG)[1])
+            then.append(control.setup.weighed.delay(-1).get(timeout=LONG)[1])
             requests.has_grown(worker)
         answers = requests.answers()
         status = worker.status()[WEIGHED]
@@ -140,14 +140,14 @@ def test_old_weights_answer_while_new_ones_load(control: RemoteControl):
     with control.at_work("old", "-c", "2") as worker:
         control.weights.write_text("slow")
         reply = control.run(worker, "batch_reload", words=[WEIGHED])
-        meanwhile = control.shop.weighed.delay(1).get(timeout=LONG)
+        meanwhile = control.setup.weighed.delay(1).get(timeout=LONG)
         second = control.send(worker, "batch_reload", task=WEIGHED)
         status = worker.status()[WEIGHED]["reload"]
         (control.folder / "go").touch()
         control.until(
             worker, "new weights", lambda: worker.status()[WEIGHED]["reload"]["state"] == "done"
         )
-        after = control.shop.weighed.delay(2).get(timeout=LONG)
+        after = control.setup.weighed.delay(2).get(timeout=LONG)
     (control.folder / "go").unlink()
 
     assert ["loading", 2] == [reply["state"], reply["processes_at_it"]]
@@ -188,7 +188,7 @@ def test_in_place_there_is_no_way_back(
         control.weights.write_text(weights)
         reply = control.send(worker, "batch_reload", words=[WEIGHED, "in_place", f"wait={LONG}"])
         ended = worker.child.wait(LONG)
-        waiting = control.shop.weighed.delay(1)
+        waiting = control.setup.weighed.delay(1)
 
     assert f"{error}; the worker stops" in reply["error"]
     assert ended

@@ -19,8 +19,8 @@ import pytest
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.serve.processes import ProcessStatus, read_status
 from tests.services.forked import run
-from tests.services.ports import quiet_port
-from tests.services.shop import CELERY, ROOT
+from tests.services.servers.ports import quiet_port
+from tests.services.setup import CELERY, ROOT
 
 #: Seconds for anything that takes a moment on a slow machine.
 PATIENCE = 90.0
@@ -157,7 +157,7 @@ def serving(
     folder = tmp_path_factory.mktemp("serving")
     config = f"""
 GPUs: ""
-Handle: tests.services.handles:Trial
+Handle: tests.apps.models.handles:Trial
 MaxWait: 0.05
 TimeLimit: 60
 Env:

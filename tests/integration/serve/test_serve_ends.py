@@ -62,7 +62,7 @@ def test_a_handle_of_easy_serve_works_unchanged_and_nothing_outlives_a_kill(
 
 def test_a_handle_that_cannot_be_loaded_is_a_clear_error(served, broker):
     """The command ends, and says in one line which class was looked for where."""
-    serving = served(f"GPUs: cpu\nHandle: tests.services.handles:Trail\nBroker: {broker}\n")
+    serving = served(f"GPUs: cpu\nHandle: tests.apps.models.handles:Trail\nBroker: {broker}\n")
     serving.child.wait(90)
 
     assert 1 == serving.child.exit_code
@@ -75,7 +75,7 @@ def test_a_handle_that_cannot_be_loaded_is_a_clear_error(served, broker):
 def test_a_model_that_hangs_is_broken_off(served, tmp_path, broker):
     """Its request gets an error in time, and later ones are served."""
     serving = served(
-        f"GPUs: cpu\nHandle: tests.services.handles:Trial\nBroker: {broker}\nTimeLimit: 5\n"
+        f"GPUs: cpu\nHandle: tests.apps.models.handles:Trial\nBroker: {broker}\nTimeLimit: 5\n"
         f"Env: {{TRIAL_FOLDER: {tmp_path}}}\n"
     ).ready()
     status, answer = serving.post({"name": "endless", "hold": "for ever"})
@@ -88,7 +88,7 @@ def test_a_model_that_hangs_is_broken_off(served, tmp_path, broker):
 def test_a_picture_of_many_megabytes_comes_through(served, tmp_path, broker):
     """What the web server takes, the broker and the worker take, too."""
     serving = served(
-        f"GPUs: cpu\nHandle: tests.services.handles:Trial\nBroker: {broker}\n"
+        f"GPUs: cpu\nHandle: tests.apps.models.handles:Trial\nBroker: {broker}\n"
         f"Env: {{TRIAL_FOLDER: {tmp_path}}}\n"
     ).ready()
     picture = "x" * (LARGEST_BODY - 100)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
-from tests.services.shop import ROOT
+from tests.services.setup import ROOT
 
 HANDLE = """
 from celery_batch.serve.handle import Handle

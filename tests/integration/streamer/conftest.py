@@ -10,8 +10,8 @@ from celery.utils.functional import noop
 from celery_batch.client.results.listener import close_listener
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.streamer import redis_streamer
-from tests.services.laboratory import Lab
-from tests.services.ports import quiet_port
+from tests.services.servers.ports import quiet_port
+from tests.services.streamer_workers import StreamerWorkers
 
 
 def close_streamers() -> None:
@@ -34,7 +34,7 @@ def _own_streamers() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def lab_server(redis_server: RedisServer) -> Iterator[RedisServer]:
+def workers_server(redis_server: RedisServer) -> Iterator[RedisServer]:
     """A Redis with a password, that no other test makes empty."""
     assert redis_server.child.exit_code is None
     with RedisServer(port=quiet_port()) as server:
@@ -42,22 +42,26 @@ def lab_server(redis_server: RedisServer) -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="session")
-def shared_lab(lab_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """The lab that all tests share."""
-    lab = Lab(f"{lab_server.url.removesuffix('/0')}/3", tmp_path_factory.mktemp("lab"))
-    yield lab
-    lab.close()
+def shared_workers(
+    workers_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StreamerWorkers]:
+    """The workers that all tests share."""
+    workers = StreamerWorkers(
+        f"{workers_server.url.removesuffix('/0')}/3", tmp_path_factory.mktemp("lab")
+    )
+    yield workers
+    workers.close()
 
 
 @pytest.fixture
-def lab(shared_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
-    """The lab with a worker that answers, and no memories."""
-    monkeypatch.setenv("SHOP_MEMORY", shared_lab.url)
-    is_new = shared_lab._program is None or shared_lab._program.exit_code is not None
-    assert shared_lab.program.exit_code is None
+def workers(shared_workers: StreamerWorkers, monkeypatch: pytest.MonkeyPatch) -> StreamerWorkers:
+    """Workers that answer, with nothing remembered."""
+    monkeypatch.setenv("TESTS_MEMORY", shared_workers.url)
+    is_new = shared_workers._program is None or shared_workers._program.exit_code is not None
+    assert shared_workers.program.exit_code is None
     if is_new:
-        shared_lab.streamer().predict(["ready?"])
-    with shared_lab.client() as client:
+        shared_workers.streamer().predict(["ready?"])
+    with shared_workers.client() as client:
         if facts := client.keys("shop:*"):
             client.delete(*facts)
-    return shared_lab
+    return shared_workers

@@ -9,17 +9,17 @@ import pytest
 from celery_batch.errors import ConfigurationError
 from celery_batch.processes.redis_server import RedisServer
 from tests.integration.messages.test_sentinel import launch
-from tests.services.laboratory import PROGRAMS, Lab
-from tests.services.tls import TlsRedis, find_tls_redis, make_papers
+from tests.services.servers.tls import TlsRedis, find_tls_redis, make_papers
+from tests.services.streamer_workers import PROGRAMS, StreamerWorkers
 
 ASKED, ANSWER = ["Happy birthday to [MASK]."], ["you"]
 
 
 def ask(url: str, folder: Path) -> list[str]:
     """Return what a worker at an address answers to a streamer there."""
-    lab = Lab(url, folder)
-    with lab.run("old_worker_file.py", cwd=PROGRAMS):
-        return lab.streamer("").predict(ASKED)
+    workers = StreamerWorkers(url, folder)
+    with workers.run("old_worker_file.py", cwd=PROGRAMS):
+        return workers.streamer("").predict(ASKED)
 
 
 @pytest.mark.thorough("streamers over TLS and Sentinel")

@@ -6,23 +6,23 @@ import pytest
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.laboratory import LONG, PROGRAMS, Lab
+from tests.services.streamer_workers import LONG, PROGRAMS, StreamerWorkers
 
 SAID = "['little', 'you', 'universe']\n200 200\n"
 
 
 @pytest.fixture
-def empty_lab(lab_server: RedisServer, shared_lab: Lab) -> Lab:
+def empty_workers(workers_server: RedisServer, shared_workers: StreamerWorkers) -> StreamerWorkers:
     """A database where no worker is yet; the programs' default Redis."""
-    lab = Lab(f"{lab_server.url.removesuffix('/0')}/5", shared_lab.folder)
-    with lab.client() as client:
+    workers = StreamerWorkers(f"{workers_server.url.removesuffix('/0')}/5", shared_workers.folder)
+    with workers.client() as client:
         client.flushdb()
-    return lab
+    return workers
 
 
-def ask(lab: Lab, worker: ManagedProcess, *arguments: str) -> str:
+def ask(workers: StreamerWorkers, worker: ManagedProcess, *arguments: str) -> str:
     """Return what the client's program says."""
-    with lab.run("client_file.py", *arguments, cwd=PROGRAMS) as client:
+    with workers.run("client_file.py", *arguments, cwd=PROGRAMS) as client:
 
         def missing() -> str:
             return "" if client.exit_code is not None else "the client waits"
@@ -43,10 +43,12 @@ _THOROUGH = pytest.mark.thorough("a tutorial's programs with each way to start w
         pytest.param("forever_file.py", ("channel_1",), marks=_THOROUGH),
     ],
 )
-def test_programs_of_the_tutorials(empty_lab: Lab, program: str, arguments: tuple[str, ...]):
+def test_programs_of_the_tutorials(
+    empty_workers: StreamerWorkers, program: str, arguments: tuple[str, ...]
+):
     """Workers and a client, as the tutorials have them, find each other and agree."""
-    with empty_lab.run(program, cwd=PROGRAMS) as worker:
-        said = ask(empty_lab, worker, *arguments)
+    with empty_workers.run(program, cwd=PROGRAMS) as worker:
+        said = ask(empty_workers, worker, *arguments)
         worker.stop(20)
 
     assert SAID == said

@@ -9,8 +9,8 @@ from urllib.request import ProxyHandler, build_opener
 import pytest
 
 from celery_batch.processes.managed_process import wait_until
-from tests.services.laboratory import LONG, PROGRAMS, Lab
-from tests.services.ports import quiet_port
+from tests.services.servers.ports import quiet_port
+from tests.services.streamer_workers import LONG, PROGRAMS, StreamerWorkers
 
 GUNICORN = ("gunicorn", "--preload", "-w", "2", "-k")
 SERVERS = {
@@ -31,7 +31,7 @@ _THOROUGH = pytest.mark.thorough("streamers made before the fork of each web ser
         *(pytest.param(each, marks=_THOROUGH) for each in ("sync", "uvicorn")),
     ],
 )
-def test_web_servers(lab: Lab, server: str):
+def test_web_servers(workers: StreamerWorkers, server: str):
     """A streamer that was made, and used, before the fork answers in each process after it."""
     port = quiet_port()
     place = str(port) if server == "uvicorn" else f"127.0.0.1:{port}"
@@ -48,7 +48,7 @@ def test_web_servers(lab: Lab, server: str):
         except OSError as error:
             return str(error)
 
-    with lab.run("-m", *SERVERS[server], place, cwd=PROGRAMS) as child:
+    with workers.run("-m", *SERVERS[server], place, cwd=PROGRAMS) as child:
         wait_until(silent, [child], what=server, timeout=LONG)
         with ThreadPoolExecutor(8) as threads:
             answers = list(threads.map(get, range(16)))

@@ -13,15 +13,15 @@ import pytest
 from celery_batch import PoisonItem
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.laboratory import LONG, PROGRAMS, Lab, family
-from tests.services.ports import quiet_port
+from tests.services.servers.ports import quiet_port
+from tests.services.streamer_workers import LONG, PROGRAMS, StreamerWorkers, family
 
 
-def test_what_a_killed_worker_held_is_answered(lab: Lab):
+def test_what_a_killed_worker_held_is_answered(workers: StreamerWorkers):
     """A worker that is killed is replaced, and loses neither its process nor its requests."""
-    streamer = lab.streamer()
+    streamer = workers.streamer()
     ((worker, process),) = streamer.predict(["pid"])
-    let_go = lab.hold(streamer)
+    let_go = workers.hold(streamer)
     futures = [streamer.submit([number]) for number in range(20)]
     os.kill(worker, signal.SIGKILL)
     let_go()
@@ -38,10 +38,10 @@ def test_what_a_killed_worker_held_is_answered(lab: Lab):
     )
 
 
-def test_a_process_that_dies_takes_no_request_along(lab: Lab):
+def test_a_process_that_dies_takes_no_request_along(workers: StreamerWorkers):
     """The item that kills its process fails with PoisonItem, the others are answered."""
-    streamer = lab.streamer()
-    let_go = lab.hold(streamer)
+    streamer = workers.streamer()
+    let_go = workers.hold(streamer)
     futures = [streamer.submit(items) for items in (["a"], ["exit"], ["b"])]
     let_go()
 
@@ -50,10 +50,10 @@ def test_a_process_that_dies_takes_no_request_along(lab: Lab):
         futures[1].result(LONG)
 
 
-def test_no_process_outlives_a_killed_parent(lab: Lab):
+def test_no_process_outlives_a_killed_parent(workers: StreamerWorkers):
     """When the program that runs the workers is killed, all that it has started ends."""
-    lab.streamer().predict(["ready"])
-    (program,) = family(lab.program.pid)[:1]
+    workers.streamer().predict(["ready"])
+    (program,) = family(workers.program.pid)[:1]
     below = family(program.pid)
     program.kill()
     gone, alive = psutil.wait_procs(below, timeout=LONG)
@@ -62,22 +62,24 @@ def test_no_process_outlives_a_killed_parent(lab: Lab):
     assert len(gone) >= 2
 
 
-def test_threads_of_a_program_keep_workers_on_gpus_of_their_own(lab: Lab):
+def test_threads_of_a_program_keep_workers_on_gpus_of_their_own(workers: StreamerWorkers):
     """Each worker sees the GPU that its own thread has named, and no other."""
-    with lab.run("threads_file.py", cwd=PROGRAMS):
-        about = [lab.streamer(prefix).predict(["about"])[0][:3] for prefix in ("left", "right")]
+    with workers.run("threads_file.py", cwd=PROGRAMS):
+        about = [workers.streamer(prefix).predict(["about"])[0][:3] for prefix in ("left", "right")]
 
     assert [["left nobody", "4", "4"], ["right nobody", "5", "5"]] == about
 
 
-def test_a_restarted_redis_is_found_again(shared_lab: Lab, tmp_path: Path, monkeypatch):
+def test_a_restarted_redis_is_found_again(
+    shared_workers: StreamerWorkers, tmp_path: Path, monkeypatch
+):
     """Streamer and worker go on after a restart, and what waited meanwhile is answered."""
     place = {"port": quiet_port(), "appendonly": True}
     with RedisServer(tmp_path / "redis", **place) as server:
-        lab = Lab(server.url, shared_lab.folder)
-        monkeypatch.setenv("SHOP_MEMORY", server.url)
-        streamer = lab.streamer("")
-        with lab.run("old_worker_file.py", cwd=PROGRAMS) as worker:
+        workers = StreamerWorkers(server.url, shared_workers.folder)
+        monkeypatch.setenv("TESTS_MEMORY", server.url)
+        streamer = workers.streamer("")
+        with workers.run("old_worker_file.py", cwd=PROGRAMS) as worker:
             assert ["you"] == streamer.predict(["Happy birthday to [MASK]."])
             before = streamer.submit(["?"])
             server.stop()

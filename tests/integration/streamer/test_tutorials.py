@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 from urllib.request import ProxyHandler, build_opener
 
 from celery_batch.processes.managed_process import wait_until
-from tests.services.laboratory import LONG, PROGRAMS, Lab
-from tests.services.ports import quiet_port
+from tests.services.servers.ports import quiet_port
+from tests.services.streamer_workers import LONG, PROGRAMS, StreamerWorkers
 
 SENTENCES = [
     "twinkle twinkle [MASK] star.",
@@ -35,7 +35,7 @@ def test_the_flask_server(tmp_path: Path):
         except OSError as error:
             return str(error)
 
-    with Lab("", tmp_path).run("flask_file.py", str(port), cwd=PROGRAMS) as server:
+    with StreamerWorkers("", tmp_path).run("flask_file.py", str(port), cwd=PROGRAMS) as server:
         wait_until(silent, [server], what="flask", timeout=LONG)
         with browser.open(f"http://127.0.0.1:{port}/naive?{form}", timeout=LONG) as answer:
             assert WORDS == json.load(answer)
@@ -45,7 +45,7 @@ def test_the_flask_server(tmp_path: Path):
 
 def test_the_future_program(tmp_path: Path):
     """Two hundred requests of three items each are answered in order."""
-    with Lab("", tmp_path).run("future_file.py", cwd=PROGRAMS) as program:
+    with StreamerWorkers("", tmp_path).run("future_file.py", cwd=PROGRAMS) as program:
 
         def missing() -> str:
             return "" if program.exit_code is not None else "it runs"

@@ -16,8 +16,8 @@ import pytest
 from celery.result import ResultBase
 
 from celery_batch.processes.managed_process import wait_until
-from tests.canvases import Broke, Evaluation, drawn, labelled, sign
-from tests.services.stage import Stage
+from tests.apps.canvases.shapes import Broke, Evaluation, drawn, labelled, sign
+from tests.services.launcher import Launcher
 
 _WANTED = os.environ.get("CANVAS_TORTURE")
 
@@ -43,10 +43,10 @@ class Sent:
         return "" if right else f"{self.shape}\n  wanted {self.wanted}\n  got {got!r}"
 
 
-def _torture(stage: Stage, number: int, *, batches: bool) -> None:
+def _torture(launcher: Launcher, number: int, *, batches: bool) -> None:
     """Send many canvases at once; compare results, runs, callbacks and errbacks."""
-    app = stage.client()
-    stage.redis.delete("stage:ran", "stage:noted", "stage:mourned")
+    app = launcher.client()
+    launcher.redis.delete("stage:ran", "stage:noted", "stage:mourned")
     evaluation = Evaluation()
     sent = []
     for index, (shape, fault) in enumerate(drawn(number)):
@@ -60,16 +60,16 @@ def _torture(stage: Stage, number: int, *, batches: bool) -> None:
     assert not complaints, "\n".join(complaints)
     for kind in ("ran", "noted", "mourned"):
         wanted = Counter(map(str, getattr(evaluation, kind)))
-        stage.await_facts(kind, wanted.total())
-    _await_silence(stage)
+        launcher.await_facts(kind, wanted.total())
+    _await_silence(launcher)
     for kind in ("ran", "noted", "mourned"):
         wanted = Counter(map(str, getattr(evaluation, kind)))
-        assert wanted == Counter(map(str, stage.facts(kind))), kind
+        assert wanted == Counter(map(str, launcher.facts(kind))), kind
 
 
-def _await_silence(stage: Stage) -> None:
+def _await_silence(launcher: Launcher) -> None:
     """Return when no worker holds anything, so that nothing runs twice unseen."""
-    inspect = stage.client().control.inspect(timeout=2.0)
+    inspect = launcher.client().control.inspect(timeout=2.0)
 
     def busy() -> str:
         held = [inspect.active(), inspect.reserved()]
@@ -82,24 +82,24 @@ pytestmark = pytest.mark.timeout(600 if _WANTED else 120)
 
 
 @pytest.fixture(scope="module")
-def redis_worker(stage: Stage) -> Stage:
+def redis_worker(launcher: Launcher) -> Launcher:
     """A worker that reads from Redis."""
-    stage.worker("tests.services.canvas", "-c", "2")
-    return stage
+    launcher.worker("tests.apps.canvases.tasks", "-c", "2")
+    return launcher
 
 
-def test_canvases_give_what_a_sequential_evaluation_gives(redis_worker: Stage):
+def test_canvases_give_what_a_sequential_evaluation_gives(redis_worker: Launcher):
     """Chains, groups and chords of batch and ordinary tasks give what plain calls give."""
     _torture(redis_worker, int(_WANTED or 40), batches=True)
 
 
 @pytest.mark.thorough("ordinary canvases, for which the evaluation of random ones is right, too")
-def test_evaluation_follows_celery(redis_worker: Stage):
+def test_evaluation_follows_celery(redis_worker: Launcher):
     """The same holds for ordinary tasks alone: the evaluation knows Celery's rules."""
     _torture(redis_worker, int(_WANTED or 25), batches=False)
 
 
-def test_canvases_on_rabbitmq(rabbit_stage: Stage):
+def test_canvases_on_rabbitmq(rabbit_launcher: Launcher):
     """The same holds where RabbitMQ carries the messages."""
-    rabbit_stage.worker("tests.services.canvas", "-c", "2")
-    _torture(rabbit_stage, int(_WANTED or 12), batches=True)
+    rabbit_launcher.worker("tests.apps.canvases.tasks", "-c", "2")
+    _torture(rabbit_launcher, int(_WANTED or 12), batches=True)

@@ -13,8 +13,8 @@ from celery import Celery, chord, signals
 
 from celery_batch import BatchTask
 from celery_batch.protocol import PAYLOADS
-from tests.services.place import eventually
-from tests.services.stage import Stage
+from tests.services.launcher import Launcher
+from tests.services.shared_setup import eventually
 
 #: Result backends on Redis as the broker; the folder is the stage's.
 BACKENDS = {
@@ -31,44 +31,44 @@ LARGE = np.random.default_rng(1).random(20_000).astype("f4")
 COUNTING = ["redis", "sqlite", "files"]
 
 
-def settings(stage: Stage, name: str) -> dict[str, Any]:
+def settings(launcher: Launcher, name: str) -> dict[str, Any]:
     """Return the settings of a worker and of its clients."""
     conf = {"task_default_queue": f"kept-{name}", "result_chord_retry_interval": 0.1}
-    backend = BACKENDS[name].format(folder=stage.folder)
+    backend = BACKENDS[name].format(folder=launcher.folder)
     return {**conf, "result_backend": backend} if backend else conf
 
 
 @pytest.fixture(scope="module")
-def kept(stage: Stage) -> dict[str, Celery]:
+def kept(launcher: Launcher) -> dict[str, Celery]:
     """Return a client for each result backend, each with a worker of its own."""
-    (stage.folder / "results").mkdir()
+    (launcher.folder / "results").mkdir()
     starting = {
-        name: stage.launch("tests.services.kept", "-c", "1", conf=settings(stage, name))
+        name: launcher.launch("tests.apps.any_backend", "-c", "1", conf=settings(launcher, name))
         for name in BACKENDS
     }
     for ready in starting.values():
         ready()
-    return {name: stage.client(**settings(stage, name)) for name in BACKENDS}
+    return {name: launcher.client(**settings(launcher, name)) for name in BACKENDS}
 
 
 @pytest.fixture(scope="module")
-def rpc_on_rabbitmq(rabbit_stage: Stage) -> Iterator[Celery]:
+def rpc_on_rabbitmq(rabbit_launcher: Launcher) -> Iterator[Celery]:
     """Return a client whose results come back over RabbitMQ."""
     conf = {"result_backend": "rpc://"}
-    rabbit_stage.worker("tests.services.kept", "-c", "1", conf=conf)
-    return rabbit_stage.client(**conf)
+    rabbit_launcher.worker("tests.apps.any_backend", "-c", "1", conf=conf)
+    return rabbit_launcher.client(**conf)
 
 
 @pytest.fixture(scope="module")
-def files_on_rabbitmq(rabbit_stage: Stage) -> Celery:
+def files_on_rabbitmq(rabbit_launcher: Launcher) -> Celery:
     """Return a client whose large values lie in files, and whose results come over RabbitMQ."""
     conf = {
         "result_backend": "rpc://",
         "task_default_queue": "kept-beside-files",
-        "batch_payload_store": f"file://{rabbit_stage.folder}/payloads",
+        "batch_payload_store": f"file://{rabbit_launcher.folder}/payloads",
     }
-    rabbit_stage.worker("tests.services.kept", "-c", "1", conf=conf)
-    return rabbit_stage.client(**conf)
+    rabbit_launcher.worker("tests.apps.any_backend", "-c", "1", conf=conf)
+    return rabbit_launcher.client(**conf)
 
 
 @contextmanager
@@ -140,19 +140,21 @@ def test_large_arrays_over_rabbitmq(rpc_on_rabbitmq: Celery):
     check_large(rpc_on_rabbitmq, is_stored=False)
 
 
-def test_large_arrays_in_files(files_on_rabbitmq: Celery, rabbit_stage: Stage):
+def test_large_arrays_in_files(files_on_rabbitmq: Celery, rabbit_launcher: Launcher):
     """A directory serves as well as a Redis; a call's file goes when it has ended."""
     check_large(files_on_rabbitmq, is_stored=True)
 
-    folder = rabbit_stage.folder / "payloads"
+    folder = rabbit_launcher.folder / "payloads"
     eventually(lambda: not any(folder.iterdir()), "the end of all files")
 
 
 @pytest.mark.parametrize("name", ["redis", "sqlite"])
-def test_a_caller_that_stores_nothing(kept: dict[str, Celery], stage: Stage, name: str):
+def test_a_caller_that_stores_nothing(kept: dict[str, Celery], launcher: Launcher, name: str):
     """Its arrays are in their messages and its results whole, though the worker has a store."""
     assert name in kept  # whose worker runs
-    check_large(stage.client(**settings(stage, name), batch_payload_store=False), is_stored=False)
+    check_large(
+        launcher.client(**settings(launcher, name), batch_payload_store=False), is_stored=False
+    )
 
 
 def test_a_caller_that_knows_celery_only(kept: dict[str, Celery]):
@@ -191,11 +193,11 @@ def test_chord_is_refused_where_nothing_can_count(kept: dict[str, Celery], name:
         chord(echo, app=app)(app.signature("kept.total"))
 
 
-def test_tasks_run_without_a_result_backend(stage: Stage, kept: dict[str, Celery]):
+def test_tasks_run_without_a_result_backend(launcher: Launcher, kept: dict[str, Celery]):
     """Where no results are kept, tasks run, and asking for a result is an error."""
-    stage.redis.delete("stage:kept")
+    launcher.redis.delete("stage:kept")
     results = [kept["disabled"].send_task("kept.echo", (f"unkept{n}",)) for n in range(5)]
 
-    assert [f"unkept{n}" for n in range(5)] == sorted(stage.await_facts("kept", 5))
+    assert [f"unkept{n}" for n in range(5)] == sorted(launcher.await_facts("kept", 5))
     with pytest.raises(NotImplementedError):
         results[0].get(timeout=1)

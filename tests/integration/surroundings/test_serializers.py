@@ -13,7 +13,7 @@ from kombu.compression import encoders
 
 from celery_batch import MessageRefused
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
-from tests.services.stage import Stage
+from tests.services.launcher import Launcher
 
 SAFE = ["json", "yaml", "msgpack", "batch-msgpack"]
 COMPRESSIONS = [None, "gzip", "bzip2", "zlib"]
@@ -44,29 +44,29 @@ def settings(result_serializer: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def workers(stage: Stage) -> dict[str, ManagedProcess]:
+def workers(launcher: Launcher) -> dict[str, ManagedProcess]:
     """One worker for each result serializer, with queues of their own."""
     # Celery wants to be told once more before it unpickles as root, as which tests may run;
     # only this test can reach the Redis.
     starting = {
-        name: stage.launch(
-            "tests.services.serial", "-c", "1", conf=settings(name), C_FORCE_ROOT="1"
-        )
+        name: launcher.launch("tests.apps.echo", "-c", "1", conf=settings(name), C_FORCE_ROOT="1")
         for name in WORKERS
     }
     return {name: ready() for name, ready in starting.items()}
 
 
-def client(stage: Stage, name: str) -> Celery:
+def client(launcher: Launcher, name: str) -> Celery:
     """Return a client of the worker with this result serializer."""
-    return stage.client(**settings(name))
+    return launcher.client(**settings(name))
 
 
 @pytest.mark.parametrize("name", WORKERS)
-def test_result_comes_back_as_it_was(stage: Stage, workers: dict[str, ManagedProcess], name: str):
+def test_result_comes_back_as_it_was(
+    launcher: Launcher, workers: dict[str, ManagedProcess], name: str
+):
     """With each result serializer values and errors reach the caller."""
     assert workers[name].exit_code is None
-    app = client(stage, name)
+    app = client(launcher, name)
     fine = app.send_task("serial.echo", (VALUE,))
     bad = app.send_task("serial.echo", ("bad",))
 
@@ -76,10 +76,10 @@ def test_result_comes_back_as_it_was(stage: Stage, workers: dict[str, ManagedPro
 
 
 @pytest.mark.usefixtures("workers")
-def test_serializers_mix_in_one_batch(stage: Stage):
+def test_serializers_mix_in_one_batch(launcher: Launcher):
     """Messages in every form share a batch, each decoded as its own headers say."""
-    stage.redis.delete("stage:sizes")
-    app = client(stage, "pickle")
+    launcher.redis.delete("stage:sizes")
+    app = client(launcher, "pickle")
     ways = list(product([*SAFE, "pickle"], COMPRESSIONS))
     results = [
         app.send_task("serial.echo", ([n, VALUE],), serializer=serializer, compression=compression)
@@ -87,14 +87,14 @@ def test_serializers_mix_in_one_batch(stage: Stage):
     ]
 
     assert [[n, VALUE] for n in range(len(ways))] == [result.get(timeout=30) for result in results]
-    assert len(stage.facts("sizes")) < len(ways)
+    assert len(launcher.facts("sizes")) < len(ways)
 
 
 @pytest.mark.usefixtures("workers")
 @pytest.mark.parametrize("results", ["batch-msgpack", "json"])
-def test_arrays_go_and_come_back_as_bytes(stage: Stage, results: str):
+def test_arrays_go_and_come_back_as_bytes(launcher: Launcher, results: str):
     """Some of a batch's messages have them as bytes, others as base64, and so have results."""
-    app = client(stage, results)
+    app = client(launcher, results)
     sent = [{"a": np.arange(n, dtype="f4"), "t": torch.full((2, n), n)} for n in range(8)]
     answers = [
         app.send_task("serial.echo", (value,), serializer=("json", "batch-msgpack")[n % 2])
@@ -109,23 +109,23 @@ def test_arrays_go_and_come_back_as_bytes(stage: Stage, results: str):
 
 
 @pytest.mark.usefixtures("workers")
-def test_pickle_carries_what_json_cannot(stage: Stage):
+def test_pickle_carries_what_json_cannot(launcher: Launcher):
     """Where both sides ask for pickle, any object goes there and back."""
-    app = client(stage, "pickle")
+    app = client(launcher, "pickle")
     result = app.send_task("serial.echo", ({1, (2, 3)},), serializer="pickle")
 
     assert {1, (2, 3)} == result.get(timeout=30)
 
 
 def test_content_that_is_not_accepted_is_refused_alone(
-    stage: Stage, workers: dict[str, ManagedProcess]
+    launcher: Launcher, workers: dict[str, ManagedProcess]
 ):
     """
     A message in a form that the worker does not accept goes; its neighbours are answered.
 
     It is reported in the worker's log, and its caller is told.
     """
-    app = client(stage, "json")
+    app = client(launcher, "json")
     items = ["before", "refused", "after"]
     results = [
         app.send_task("serial.echo", (item,), serializer="pickle" if item == "refused" else "json")
@@ -136,9 +136,9 @@ def test_content_that_is_not_accepted_is_refused_alone(
     assert "Refusing to deserialize untrusted content" in workers["json"].log.read_text()
     with pytest.raises(MessageRefused, match="untrusted content"):
         results[1].get(timeout=30)
-    assert 0 == stage.redis.llen("serial-json")
+    assert 0 == launcher.redis.llen("serial-json")
     wait_until(
-        lambda: f"{held} unacknowledged" if (held := stage.redis.hlen("unacked")) else "",
+        lambda: f"{held} unacknowledged" if (held := launcher.redis.hlen("unacked")) else "",
         [workers["json"]],
         what="acknowledgements",
         timeout=10,

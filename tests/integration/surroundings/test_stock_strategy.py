@@ -12,18 +12,18 @@ from celery import Celery
 from celery_batch import BatchTask
 from celery_batch.errors import InvalidPayload
 from celery_batch.protocol import PAYLOADS
-from tests.services.place import eventually
-from tests.services.stage import Stage
+from tests.services.launcher import Launcher
+from tests.services.shared_setup import eventually
 
 LARGE = np.random.default_rng(1).random(20_000).astype("f4")
 
 
 @pytest.fixture(scope="module")
-def stock(stage: Stage) -> Any:
+def stock(launcher: Launcher) -> Any:
     """Return the task as a caller has it; its worker runs."""
-    worker = stage.worker("tests.services.stock_worker", "-c", "1", "-P", "solo")
+    worker = launcher.worker("tests.apps.stock_worker", "-c", "1", "-P", "solo")
     assert "batches of up to" not in worker.log.read_text()
-    app: Celery = stage.client()
+    app: Celery = launcher.client()
 
     @app.task(base=BatchTask, name="stock.doubled", shared=False)
     def doubled(x, word):
@@ -36,30 +36,30 @@ def stock(stage: Stage) -> Any:
     return app.tasks["stock.doubled"]
 
 
-def stored(stage: Stage, task_id: str = "") -> list[bytes]:
+def stored(launcher: Launcher, task_id: str = "") -> list[bytes]:
     """Return the keys of payloads."""
-    return list(stage.redis.scan_iter(f"celery-batch-payload-{task_id}*"))
+    return list(launcher.redis.scan_iter(f"celery-batch-payload-{task_id}*"))
 
 
-def test_stored_values_are_read(stage: Stage, stock: Any):
+def test_stored_values_are_read(launcher: Launcher, stock: Any):
     """Each call has its values, and its result comes back whole."""
     results = [stock.delay(n * LARGE, word="x") for n in range(3)]
-    assert all(len(stored(stage, each.id)) == 1 for each in results)
+    assert all(len(stored(launcher, each.id)) == 1 for each in results)
 
     for n, each in enumerate(results):
         assert np.array_equal(2 * n * LARGE, each.get(timeout=30))
 
 
-def test_a_retry_has_its_values(stage: Stage, stock: Any):
+def test_a_retry_has_its_values(launcher: Launcher, stock: Any):
     """They are stored for the next try as a caller's are."""
     result = stock.delay(LARGE, word="again")
 
     assert np.array_equal(2 * LARGE, result.get(timeout=30))
-    assert ["again", "again"] == [each for each in stage.facts("doubled") if each == "again"]
-    eventually(lambda: not stored(stage, result.id), "the end of both payloads")
+    assert ["again", "again"] == [each for each in launcher.facts("doubled") if each == "again"]
+    eventually(lambda: not stored(launcher, result.id), "the end of both payloads")
 
 
-def test_values_that_are_gone(stage: Stage, stock: Any):
+def test_values_that_are_gone(launcher: Launcher, stock: Any):
     """The call fails, without tries that could not find them either."""
     found = {"__type__": "batch-payload", "__value__": [0, "ndarray", "<f4", [4]]}
     result = stock.app.send_task(
@@ -68,5 +68,5 @@ def test_values_that_are_gone(stage: Stage, stock: Any):
 
     with pytest.raises(InvalidPayload, match="gone"):
         result.get(timeout=30)
-    assert "gone" not in stage.facts("doubled")
+    assert "gone" not in launcher.facts("doubled")
     assert np.array_equal(2 * LARGE, stock.delay(LARGE, word="x").get(timeout=30))

@@ -13,14 +13,14 @@ import pytest
 from celery import Celery
 
 from tests.services.forked import run
-from tests.services.stage import Stage
+from tests.services.launcher import Launcher
 
 ITEMS = ("a", "bad", "flaky", "b")
 
 #: A Django view, in short: tasks are sent when the transaction is through, or not at all.
 VIEW = """
 import json, django
-from tests.services.django_tasks import count
+from tests.apps.sites.django_tasks import count
 django.setup()
 from django.db import transaction
 sent = []
@@ -39,14 +39,14 @@ print(json.dumps([before, sent, count.max_batch_size, count.app.conf.batch_max_s
 
 MIGRATE = """
 import os
-os.environ["DJANGO_SETTINGS_MODULE"] = "tests.services.django_site"
+os.environ["DJANGO_SETTINGS_MODULE"] = "tests.apps.sites.django_site"
 from django.core.management import execute_from_command_line
 execute_from_command_line(["manage.py", "migrate", "-v", "0"])
 """
 
 READ = """
 import json, sys, django
-from tests.services.django_tasks import app
+from tests.apps.sites.django_tasks import app
 django.setup()
 from django_celery_results.models import TaskResult
 found = {row.task_id: [row.status, row.as_dict()["result"]] for row in TaskResult.objects.all()}
@@ -56,7 +56,7 @@ print(json.dumps(found))
 #: Views of a Django site that wait for answers which lie in its database.
 WAIT = """
 import asyncio, json, django
-from tests.services.django_tasks import app, count
+from tests.apps.sites.django_tasks import app, count
 django.setup()
 from django.http import HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
@@ -76,44 +76,44 @@ print(json.dumps([int(plain.content), *json.loads(many.content)]))
 
 
 @pytest.fixture(scope="module")
-def flask(stage: Stage) -> Celery:
+def flask(launcher: Launcher) -> Celery:
     """Return a client of the Flask site's worker."""
     conf = {"task_default_queue": "flask"}
-    stage.worker("tests.services.flask_site", "-c", "1", conf=conf)
-    return stage.client(**conf)
+    launcher.worker("tests.apps.sites.flask_site", "-c", "1", conf=conf)
+    return launcher.client(**conf)
 
 
 @pytest.fixture(scope="module")
-def hooked(stage: Stage) -> Celery:
+def hooked(launcher: Launcher) -> Celery:
     """Return a client of the worker whose tasks have hooks."""
     conf = {"task_default_queue": "hooked"}
-    stage.worker("tests.services.hooked", "-c", "1", conf=conf)
-    return stage.client(**conf)
+    launcher.worker("tests.apps.hooked", "-c", "1", conf=conf)
+    return launcher.client(**conf)
 
 
 @pytest.mark.parametrize("name", ["site.greet", "site.greet_by_hand"])
-def test_flask_tasks_have_the_sites_context(stage: Stage, flask: Celery, name: str):
+def test_flask_tasks_have_the_sites_context(launcher: Launcher, flask: Celery, name: str):
     """`base=BatchTask` keeps Flask's task class, as does a class made of both."""
-    stage.redis.delete("stage:goodbye")
+    launcher.redis.delete("stage:goodbye")
     results = [flask.send_task(name, (each,)) for each in ("Ada", "Bob", "Cy")]
 
     assert ["hello Ada", "hello Bob", "hello Cy"] == [result.get(timeout=30) for result in results]
     assert "hello" == flask.send_task("site.plain").get(timeout=30)
     # One context for each item and the plain task; the function saw the last item's.
     assert ["nobody"] * 3 + [["Ada", "Bob", "Cy"]] == sorted(
-        stage.await_facts("goodbye", 4), key=str, reverse=True
+        launcher.await_facts("goodbye", 4), key=str, reverse=True
     )
 
 
 @pytest.mark.parametrize("name", ["hooked.batch", "hooked.plain"])
-def test_hooks_are_called_for_each_item(stage: Stage, hooked: Celery, name: str):
+def test_hooks_are_called_for_each_item(launcher: Launcher, hooked: Celery, name: str):
     """Each item's hooks come in order with its own request, as in an ordinary task."""
-    stage.redis.delete("stage:hooks")
+    launcher.redis.delete("stage:hooks")
     results = [hooked.send_task(name, (item,)) for item in ITEMS]
     for result in results:
         result.get(timeout=30, propagate=False)
     hooks = defaultdict(list)
-    for task_id, *facts, current in stage.await_facts("hooks", 14):
+    for task_id, *facts, current in launcher.await_facts("hooks", 14):
         assert task_id == current
         hooks[task_id].append(facts)
 
@@ -133,13 +133,13 @@ def test_hooks_are_called_for_each_item(stage: Stage, hooked: Celery, name: str)
     } == hooks
 
 
-def test_call_of_a_base_class_wraps_each_item(stage: Stage, hooked: Celery):
+def test_call_of_a_base_class_wraps_each_item(launcher: Launcher, hooked: Celery):
     """A base class that wraps ``__call__`` and calls the one above it does so for each item."""
-    stage.redis.delete("stage:called")
+    launcher.redis.delete("stage:called")
     results = [hooked.send_task("hooked.batch", (n,)) for n in range(3)]
 
     assert [0, 2, 4] == [result.get(timeout=30) for result in results]
-    assert sorted(result.id for result in results) == sorted(stage.facts("called"))
+    assert sorted(result.id for result in results) == sorted(launcher.facts("called"))
 
 
 def worked(item: str) -> list[list[Any]]:
@@ -173,7 +173,7 @@ def in_django(code: str, **env: str) -> str:
 
 def test_django_sends_after_the_transaction():
     """Django's delay_on_commit works on batch tasks; settings are read from Django's."""
-    before, sent, own, setting = json.loads(in_django(VIEW, STAGE_MEMORY="unused"))
+    before, sent, own, setting = json.loads(in_django(VIEW, SMALL_APP_MEMORY="unused"))
 
     assert [] == before
     assert [[1]] == sent
@@ -181,38 +181,40 @@ def test_django_sends_after_the_transaction():
     assert 8 == setting
 
 
-def test_django_closes_connections_and_keeps_results(stage: Stage):
+def test_django_closes_connections_and_keeps_results(launcher: Launcher):
     """Celery's care for Django's database reaches batches, and django-db keeps their results."""
-    database = str(stage.folder / "site.sqlite")
-    in_django(MIGRATE, STAGE_DATABASE=database)
+    database = str(launcher.folder / "site.sqlite")
+    in_django(MIGRATE, SMALL_APP_DATABASE=database)
     conf = {"task_default_queue": "django", "result_backend": "django-db"}
-    module = "tests.services.django_tasks"
-    worker = stage.worker(module, "-c", "1", conf=conf, STAGE_DATABASE=database)
-    app = stage.client(task_default_queue="django")
-    stage.redis.delete("stage:open", "stage:counted")
+    module = "tests.apps.sites.django_tasks"
+    worker = launcher.worker(module, "-c", "1", conf=conf, SMALL_APP_DATABASE=database)
+    app = launcher.client(task_default_queue="django")
+    launcher.redis.delete("stage:open", "stage:counted")
     sent = [app.send_task("djangosite.count", (item,)) for item in (0, "bad", 2)]
-    stage.await_facts("counted", 3)
+    launcher.await_facts("counted", 3)
     sent.append(app.send_task("djangosite.count", (3,)))
-    stage.await_facts("counted", 4)  # in two batches or more, as they came
+    launcher.await_facts("counted", 4)  # in two batches or more, as they came
     worker.stop()
-    found = json.loads(in_django(READ, STAGE_DATABASE=database, STAGE_MEMORY="unused"))
+    found = json.loads(in_django(READ, SMALL_APP_DATABASE=database, SMALL_APP_MEMORY="unused"))
     states = [found[result.id][0] for result in sent]
 
-    assert {False} == set(stage.facts("open"))
+    assert {False} == set(launcher.facts("open"))
     assert ["SUCCESS", "FAILURE", "SUCCESS", "SUCCESS"] == states
     assert ["42", "44", "45"] == [found[sent[n].id][1] for n in (0, 2, 3)]
 
 
-def test_django_waits_for_what_its_database_keeps(stage: Stage):
+def test_django_waits_for_what_its_database_keeps(launcher: Launcher):
     """Nobody tells of results in django-db, and views that wait for some have them all the same."""
-    database = str(stage.folder / "waiting.sqlite")
-    in_django(MIGRATE, STAGE_DATABASE=database)
+    database = str(launcher.folder / "waiting.sqlite")
+    in_django(MIGRATE, SMALL_APP_DATABASE=database)
     conf = {"task_default_queue": "django-waits", "result_backend": "django-db"}
-    stage.worker("tests.services.django_tasks", "-c", "1", conf=conf, STAGE_DATABASE=database)
+    launcher.worker(
+        "tests.apps.sites.django_tasks", "-c", "1", conf=conf, SMALL_APP_DATABASE=database
+    )
     surroundings = {
-        "CELERY_BROKER_URL": stage.broker,
-        "STAGE_CONF": json.dumps(conf),
-        "STAGE_DATABASE": database,
+        "CELERY_BROKER_URL": launcher.broker,
+        "SMALL_APP_CONF": json.dumps(conf),
+        "SMALL_APP_DATABASE": database,
     }
 
     assert [43, 44, 45, 46, 47] == json.loads(in_django(WAIT, **surroundings))

@@ -24,7 +24,7 @@ from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor import fast_trace
 from celery_batch.worker.executor.executor import run_batch
 from celery_batch.worker.executor.fast_trace import FastTrace, can_trace_fast
-from tests.services.shop import emptied
+from tests.services.setup import emptied
 
 HERE = f"{REPLY_CHANNEL}here"
 

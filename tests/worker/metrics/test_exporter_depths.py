@@ -11,14 +11,14 @@ from celery import Celery
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.worker.metrics import exporter
 from celery_batch.worker.metrics.exporter import QueueDepths
-from tests.conftest import Shop
+from tests.conftest import Setup
 
 
-def test_messages_in_queues_are_counted(each_shop: Shop):
+def test_messages_in_queues_are_counted(each_setup: Setup):
     """Messages are counted on Redis and on RabbitMQ; a queue that does not exist is empty."""
     for n in range(3):
-        each_shop.double.delay(n)
-    found = QueueDepths(each_shop.app, ["celery", "nowhere"])
+        each_setup.double.delay(n)
+    found = QueueDepths(each_setup.app, ["celery", "nowhere"])
 
     wait_until(
         lambda: "" if {"celery": 3, "nowhere": 0} == found.read() else f"{found.read()}",

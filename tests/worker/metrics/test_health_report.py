@@ -13,7 +13,7 @@ from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from celery_batch.worker.metrics.health import HealthReport, HealthState
 from tests.conftest import need
-from tests.services.shop import open_shop
+from tests.services.setup import open_setup
 
 #: No process has it: Linux' highest is below.
 NO_PID = 2**22 + 1
@@ -187,9 +187,9 @@ def test_worker_without_its_broker_is_alive(tmp_path):
     (tmp_path / "redis").mkdir(mode=0o700)
     with (
         RedisServer(tmp_path / "redis") as server,
-        open_shop(server.url, tmp_path) as shop,
+        open_setup(server.url, tmp_path) as setup,
     ):
-        worker = shop.launch("--concurrency=1", CELERY_BATCH_HEALTH_FILE=str(file))
+        worker = setup.launch("--concurrency=1", CELERY_BATCH_HEALTH_FILE=str(file))
 
         def becomes(state: str) -> None:
             def why_not() -> str:
@@ -208,14 +208,14 @@ def test_worker_without_its_broker_is_alive(tmp_path):
     assert (1, 0) == away
 
 
-def test_worker_reports_its_health(shop, tmp_path):
+def test_worker_reports_its_health(setup, tmp_path):
     """A worker is ready when its loop runs, and reports its stop; systemd gets the same."""
     file = tmp_path / "health"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(60)
         notify = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "CELERY_BATCH_HEALTH_FILE": str(file)}
-        worker = shop.launch("--concurrency=1", **notify)
+        worker = setup.launch("--concurrency=1", **notify)
         first = manager.recv(1000)
 
         def why_not() -> str:

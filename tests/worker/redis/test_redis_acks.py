@@ -29,7 +29,7 @@ def server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def place(server: RedisServer, hub: Hub) -> Iterator[Any]:
+def setup(server: RedisServer, hub: Hub) -> Iterator[Any]:
     """The acknowledgements of a connection that holds four messages, and a client."""
     unsent: list[str] = []
     with Connection(server.url) as connection:
@@ -51,38 +51,38 @@ def place(server: RedisServer, hub: Hub) -> Iterator[Any]:
             )
 
 
-def held(place: Any) -> set[str]:
+def held(setup: Any) -> set[str]:
     """Return the tags of the messages that are not acknowledged."""
-    return {tag.decode() for tag in place.client.hkeys(place.keys.unacked)}
+    return {tag.decode() for tag in setup.client.hkeys(setup.keys.unacked)}
 
 
-def run_until(place: Any, why_not: Callable[[], str]) -> None:
+def run_until(setup: Any, why_not: Callable[[], str]) -> None:
     """Run the event loop until a condition holds."""
 
     def run() -> str:
-        place.hub.run_once()
+        setup.hub.run_once()
         return why_not()
 
     wait_until(run, [], what="acknowledgements", timeout=20.0)
 
 
-def held_at_last(place: Any, count: int) -> set[str]:
+def held_at_last(setup: Any, count: int) -> set[str]:
     """Run the event loop until no more messages than these are left, and return their tags."""
-    run_until(place, lambda: "" if len(held(place)) <= count else f"{held(place)}")
-    return held(place)
+    run_until(setup, lambda: "" if len(held(setup)) <= count else f"{held(setup)}")
+    return held(setup)
 
 
-def acknowledge_first(place: Any) -> None:
+def acknowledge_first(setup: Any) -> None:
     """Acknowledge one message, so that there is a connection."""
-    place.acks.ack("a")
-    assert set("bcd") == held_at_last(place, 3)
-    run_until(place, lambda: "a reply to come" if place.hub.readers else "")
+    setup.acks.ack("a")
+    assert set("bcd") == held_at_last(setup, 3)
+    run_until(setup, lambda: "a reply to come" if setup.hub.readers else "")
 
 
 @contextmanager
-def stopped(place: Any) -> Iterator[None]:
+def stopped(setup: Any) -> Iterator[None]:
     """Stop Redis for as long as the context lasts."""
-    process = psutil.Process(place.client.info("server")["process_id"])
+    process = psutil.Process(setup.client.info("server")["process_id"])
     process.suspend()
     try:
         yield
@@ -90,114 +90,114 @@ def stopped(place: Any) -> Iterator[None]:
         process.resume()
 
 
-def test_the_event_loop_goes_on_while_redis_does_not_answer(place: Any):
+def test_the_event_loop_goes_on_while_redis_does_not_answer(setup: Any):
     """What is acknowledged meanwhile is sent after the reply."""
-    acknowledge_first(place)
-    with stopped(place):
-        place.acks.ack("b")
-        place.hub.run_once()
-        place.acks.ack("c")
-        place.hub.run_once()
-    assert set("d") == held_at_last(place, 1)
+    acknowledge_first(setup)
+    with stopped(setup):
+        setup.acks.ack("b")
+        setup.hub.run_once()
+        setup.acks.ack("c")
+        setup.hub.run_once()
+    assert set("d") == held_at_last(setup, 1)
 
 
-def test_what_a_lost_connection_had_is_sent_again(place: Any):
+def test_what_a_lost_connection_had_is_sent_again(setup: Any):
     """Redis may not have taken it, and takes it twice without harm."""
-    acknowledge_first(place)
-    with stopped(place):
-        place.acks.ack("b")
-        place.hub.run_once()
-        for connection in place.acks._client.connection_pool._in_use_connections:
+    acknowledge_first(setup)
+    with stopped(setup):
+        setup.acks.ack("b")
+        setup.hub.run_once()
+        for connection in setup.acks._client.connection_pool._in_use_connections:
             connection._sock.shutdown(socket.SHUT_RDWR)
-    assert set("cd") == held_at_last(place, 2)
+    assert set("cd") == held_at_last(setup, 2)
 
 
-def test_a_reply_that_does_not_come_in_time_is_waited_for_no_longer(place: Any):
+def test_a_reply_that_does_not_come_in_time_is_waited_for_no_longer(setup: Any):
     """The connection may be dead though nobody has closed it; `socket_timeout` says how long."""
-    acknowledge_first(place)
-    pool = place.acks._client.connection_pool
+    acknowledge_first(setup)
+    pool = setup.acks._client.connection_pool
     for connection in pool._available_connections:
         connection.socket_timeout = 0.2
-    with stopped(place):
-        place.acks.ack("b")
-        place.hub.run_once()
+    with stopped(setup):
+        setup.acks.ack("b")
+        setup.hub.run_once()
         (connection,) = pool._in_use_connections
     lost = connection._sock.recv(64)
-    run_until(place, lambda: "" if not place.unsent else f"{place.unsent} is not sent")
+    run_until(setup, lambda: "" if not setup.unsent else f"{setup.unsent} is not sent")
 
     assert lost
-    assert {"c", "d"} == held(place)
+    assert {"c", "d"} == held(setup)
     assert not pool._in_use_connections
 
 
-def test_a_redis_that_forgets_scripts_gets_them_again(place: Any):
+def test_a_redis_that_forgets_scripts_gets_them_again(setup: Any):
     """An operator may flush them at any time."""
-    acknowledge_first(place)
-    place.client.script_flush()
-    place.acks.ack("b")
-    assert set("cd") == held_at_last(place, 2)
+    acknowledge_first(setup)
+    setup.client.script_flush()
+    setup.acks.ack("b")
+    assert set("cd") == held_at_last(setup, 2)
 
 
-def test_a_script_that_may_not_be_loaded_is_a_refusal(place: Any, caplog: pytest.LogCaptureFixture):
+def test_a_script_that_may_not_be_loaded_is_a_refusal(setup: Any, caplog: pytest.LogCaptureFixture):
     """The worker does not end by that."""
-    acknowledge_first(place)
-    place.client.script_flush()
-    place.client.execute_command("ACL", "SETUSER", "default", "-script")
-    place.acks.ack("b")
-    run_until(place, lambda: "" if caplog.messages else "not refused")
-    place.client.execute_command("ACL", "SETUSER", "default", "+script")
-    assert set("cd") == held_at_last(place, 2)
+    acknowledge_first(setup)
+    setup.client.script_flush()
+    setup.client.execute_command("ACL", "SETUSER", "default", "-script")
+    setup.acks.ack("b")
+    run_until(setup, lambda: "" if caplog.messages else "not refused")
+    setup.client.execute_command("ACL", "SETUSER", "default", "+script")
+    assert set("cd") == held_at_last(setup, 2)
 
     assert "Redis refuses acknowledgements" in caplog.text
 
 
-def test_a_refusal_is_logged_once_and_sent_again(place: Any, caplog: pytest.LogCaptureFixture):
+def test_a_refusal_is_logged_once_and_sent_again(setup: Any, caplog: pytest.LogCaptureFixture):
     """What comes meanwhile waits until then."""
-    acknowledge_first(place)
-    place.client.execute_command("ACL", "SETUSER", "default", "-evalsha")
-    place.acks.ack("b")
-    run_until(place, lambda: "" if caplog.messages else "not refused")
-    place.acks.ack("c")
-    place.hub.run_once()
-    place.client.execute_command("ACL", "SETUSER", "default", "+evalsha")
-    assert set("d") == held_at_last(place, 1)
+    acknowledge_first(setup)
+    setup.client.execute_command("ACL", "SETUSER", "default", "-evalsha")
+    setup.acks.ack("b")
+    run_until(setup, lambda: "" if caplog.messages else "not refused")
+    setup.acks.ack("c")
+    setup.hub.run_once()
+    setup.client.execute_command("ACL", "SETUSER", "default", "+evalsha")
+    assert set("d") == held_at_last(setup, 1)
 
     (message,) = caplog.messages
     assert "Redis refuses acknowledgements" in message
 
 
-def test_flush_waits_for_all(place: Any):
+def test_flush_waits_for_all(setup: Any):
     """At the end of a connection nothing is on its way."""
-    acknowledge_first(place)
-    place.acks.ack("b")
-    place.hub.run_once()
-    place.acks.ack("c")
-    place.acks.flush()
+    acknowledge_first(setup)
+    setup.acks.ack("b")
+    setup.hub.run_once()
+    setup.acks.ack("c")
+    setup.acks.flush()
 
-    assert {"d"} == held(place)
-    assert not place.hub.readers
+    assert {"d"} == held(setup)
+    assert not setup.hub.readers
 
 
-def test_the_end_of_a_connection_keeps_what_redis_may_not_have_taken(place: Any):
+def test_the_end_of_a_connection_keeps_what_redis_may_not_have_taken(setup: Any):
     """The next connection sends it again."""
-    acknowledge_first(place)
-    with stopped(place):
-        place.acks.ack("b")
-        place.hub.run_once()
-        place.acks.end()
+    acknowledge_first(setup)
+    with stopped(setup):
+        setup.acks.ack("b")
+        setup.hub.run_once()
+        setup.acks.end()
 
-    assert ["b"] == place.unsent
-    assert not place.hub.readers
+    assert ["b"] == setup.unsent
+    assert not setup.hub.readers
 
 
-def test_a_channel_may_close_before_a_reply_has_come(place: Any):
+def test_a_channel_may_close_before_a_reply_has_come(setup: Any):
     """Kombu closes the connections first: the messages are put back all the same."""
     ended: list[str] = []
-    place.acks._lease.end = lambda: ended.append("lease")
-    acknowledge_first(place)
-    with stopped(place):
-        place.acks.ack("b")
-        place.hub.run_once()
-    place.channel.close()
+    setup.acks._lease.end = lambda: ended.append("lease")
+    acknowledge_first(setup)
+    with stopped(setup):
+        setup.acks.ack("b")
+        setup.hub.run_once()
+    setup.channel.close()
 
-    assert ({"c", "d"}, [], ["lease"]) == (held(place), place.unsent, ended)
+    assert ({"c", "d"}, [], ["lease"]) == (held(setup), setup.unsent, ended)

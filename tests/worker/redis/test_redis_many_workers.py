@@ -14,7 +14,7 @@ from redis import Redis
 
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.worker.redis.lease import Lease
-from tests.services.shop import emptied
+from tests.services.setup import emptied
 
 HELD = 20
 

@@ -22,7 +22,7 @@ PREFIX = "shop-"
 
 
 @pytest.fixture
-def place(broker: str) -> Iterator[Any]:
+def setup(broker: str) -> Iterator[Any]:
     """A channel with a queue, and a client of the same Redis."""
     options = {"global_keyprefix": PREFIX, "visibility_timeout": 5}
     with Connection(broker, transport_options=options) as connection:
@@ -32,65 +32,65 @@ def place(broker: str) -> Iterator[Any]:
         yield SimpleNamespace(channel=channel, client=client, url=broker, options=options)
 
 
-def hold(place: Any, tag: str, *, flag: str = "0", owner: str = "other", **headers: Any) -> Keys:
+def hold(setup: Any, tag: str, *, flag: str = "0", owner: str = "other", **headers: Any) -> Keys:
     """Record a message as another worker would have."""
-    keys = Keys.of(place.channel).of_owner(owner)
+    keys = Keys.of(setup.channel).of_owner(owner)
     message = {
         "body": "W10=",
         "headers": {"id": tag, **headers},
         "properties": {"delivery_tag": tag, "priority": 0, "delivery_info": {"exchange": ""}},
     }
-    place.client.register_script(script("record"))(
+    setup.client.register_script(script("record"))(
         keys=[keys.index, keys.unacked, keys.owner_of, keys.held, keys.due],
         args=[owner, tag, json.dumps([message, "", "letters"])],
     )
-    place.client.hset(keys.held, tag, flag)
+    setup.client.hset(keys.held, tag, flag)
     return keys
 
 
-def queued(place: Any) -> list[dict[str, Any]]:
+def queued(setup: Any) -> list[dict[str, Any]]:
     """Return the messages in the queue, the next one first."""
-    return [json.loads(each) for each in reversed(place.client.lrange(f"{PREFIX}letters", 0, -1))]
+    return [json.loads(each) for each in reversed(setup.client.lrange(f"{PREFIX}letters", 0, -1))]
 
 
-def left(place: Any) -> set[str]:
+def left(setup: Any) -> set[str]:
     """Return the remaining keys of kombu's and our records."""
-    return {key.decode() for key in place.client.keys(f"{PREFIX}unacked*")}
+    return {key.decode() for key in setup.client.keys(f"{PREFIX}unacked*")}
 
 
-def test_restoring_marks_and_counts(place: Any):
+def test_restoring_marks_and_counts(setup: Any):
     """A running message counts one more loss, a waiting one none; both are marked redelivered."""
-    hold(place, "ran", flag="1", batch_losses=1)
-    keys = hold(place, "waited")
-    restorer = Restorer(place.channel, place.client, keys)
+    hold(setup, "ran", flag="1", batch_losses=1)
+    keys = hold(setup, "waited")
+    restorer = Restorer(setup.channel, setup.client, keys)
     restored = restorer.restore_dead("other", alive="")
-    found = {message["headers"]["id"]: message for message in queued(place)}
+    found = {message["headers"]["id"]: message for message in queued(setup)}
 
     assert 2 == restored
     assert {"id": "ran", "batch_losses": 2, "redelivered": True} == found["ran"]["headers"]
     assert {"id": "waited", "redelivered": True} == found["waited"]["headers"]
     assert found["ran"]["properties"]["delivery_info"]["redelivered"]
-    assert set() == left(place)
+    assert set() == left(setup)
 
 
 @pytest.mark.parametrize("invalid", ["many", None, -3, True, 1.5], ids=repr)
-def test_an_invalid_count_counts_as_none(place: Any, invalid: object):
+def test_an_invalid_count_counts_as_none(setup: Any, invalid: object):
     """For any value in the message, the count stays a whole number."""
-    keys = hold(place, "ran", flag="1", batch_losses=invalid)
-    Restorer(place.channel, place.client, keys).restore_dead("other", alive="")
+    keys = hold(setup, "ran", flag="1", batch_losses=invalid)
+    Restorer(setup.channel, setup.client, keys).restore_dead("other", alive="")
 
-    assert [1] == [message["headers"]["batch_losses"] for message in queued(place)]
+    assert [1] == [message["headers"]["batch_losses"] for message in queued(setup)]
 
 
-def test_several_workers_restore_a_message_once(place: Any):
+def test_several_workers_restore_a_message_once(setup: Any):
     """Even if several workers notice a death at the same moment."""
     tags = [f"m{n}" for n in range(250)]
     for tag in tags:
-        keys = hold(place, tag)
+        keys = hold(setup, tag)
     start, restored = Barrier(4), []
 
     def restore() -> None:
-        restorer = Restorer(place.channel, place.client, keys)
+        restorer = Restorer(setup.channel, setup.client, keys)
         start.wait(10)
         restored.append(restorer.restore_dead("other", alive=""))
 
@@ -101,90 +101,90 @@ def test_several_workers_restore_a_message_once(place: Any):
         each.join(30)
 
     assert 250 == sum(restored)
-    assert sorted(tags) == sorted(message["headers"]["id"] for message in queued(place))
-    assert set() == left(place)
+    assert sorted(tags) == sorted(message["headers"]["id"] for message in queued(setup))
+    assert set() == left(setup)
 
 
-def test_a_worker_that_is_alive_again_keeps_its_messages(place: Any):
+def test_a_worker_that_is_alive_again_keeps_its_messages(setup: Any):
     """The script that moves a message checks the `alive` key in the same step."""
-    keys = hold(place, "mine")
-    place.client.set(keys.alive, "I live")
-    restored = Restorer(place.channel, place.client, keys).restore_dead("other", alive="")
+    keys = hold(setup, "mine")
+    setup.client.set(keys.alive, "I live")
+    restored = Restorer(setup.channel, setup.client, keys).restore_dead("other", alive="")
 
     assert 0 == restored
-    assert [] == queued(place)
-    assert place.client.hexists(keys.unacked, "mine")
+    assert [] == queued(setup)
+    assert setup.client.hexists(keys.unacked, "mine")
 
 
-def test_a_message_of_another_worker_stays_with_it(place: Any):
+def test_a_message_of_another_worker_stays_with_it(setup: Any):
     """After a visibility timeout it may be another worker's, and no longer the dead one's."""
-    keys = hold(place, "moved")
-    hold(place, "moved", owner="living")
-    restored = Restorer(place.channel, place.client, keys).restore_dead("other", alive="")
+    keys = hold(setup, "moved")
+    hold(setup, "moved", owner="living")
+    restored = Restorer(setup.channel, setup.client, keys).restore_dead("other", alive="")
 
     assert 0 == restored
-    assert b"living" == place.client.hget(keys.owner_of, "moved")
-    assert not place.client.exists(keys.held)
+    assert b"living" == setup.client.hget(keys.owner_of, "moved")
+    assert not setup.client.exists(keys.held)
 
 
-def test_an_unreadable_entry_stays_alone(place: Any):
+def test_an_unreadable_entry_stays_alone(setup: Any):
     """The other messages are restored; the unreadable one is kept."""
-    hold(place, "broken")
-    keys = hold(place, "good")
-    place.client.hset(keys.unacked, "broken", "[{")
-    restored = Restorer(place.channel, place.client, keys).restore_dead("other", alive="")
+    hold(setup, "broken")
+    keys = hold(setup, "good")
+    setup.client.hset(keys.unacked, "broken", "[{")
+    restored = Restorer(setup.channel, setup.client, keys).restore_dead("other", alive="")
 
     assert 1 == restored
-    assert b"[{" == place.client.hget(keys.unacked, "broken")
-    assert not place.client.exists(keys.held, keys.due)
+    assert b"[{" == setup.client.hget(keys.unacked, "broken")
+    assert not setup.client.exists(keys.held, keys.due)
 
 
-def test_the_visibility_timeout_spares_live_workers(place: Any):
+def test_the_visibility_timeout_spares_live_workers(setup: Any):
     """Even if a worker was too busy to refresh in time; a stock worker's message is restored."""
-    keys = hold(place, "living", owner="living")
-    place.client.set(keys.alive, "I live")
-    hold(place, "dead")
-    hold(place, "fresh")
-    hold(place, "stock")
-    place.client.hdel(keys.owner_of, "stock")
-    place.client.zadd(keys.index, {"living": 1, "dead": 1, "stock": 1})
-    restored = Restorer(place.channel, place.client, keys).restore_expired(5, None)
+    keys = hold(setup, "living", owner="living")
+    setup.client.set(keys.alive, "I live")
+    hold(setup, "dead")
+    hold(setup, "fresh")
+    hold(setup, "stock")
+    setup.client.hdel(keys.owner_of, "stock")
+    setup.client.zadd(keys.index, {"living": 1, "dead": 1, "stock": 1})
+    restored = Restorer(setup.channel, setup.client, keys).restore_expired(5, None)
 
     assert 2 == restored
-    assert {"dead", "stock"} == {message["headers"]["id"] for message in queued(place)}
+    assert {"dead", "stock"} == {message["headers"]["id"] for message in queued(setup)}
 
 
-def test_a_message_goes_to_either_end(place: Any):
+def test_a_message_goes_to_either_end(setup: Any):
     """To the front when it is redelivered, to the end when it is put there on purpose."""
     for tag in ("front", "middle", "end"):
-        keys = hold(place, tag)
-    restorer = Restorer(place.channel, place.client, keys)
+        keys = hold(setup, tag)
+    restorer = Restorer(setup.channel, setup.client, keys)
     for tag, command in (("middle", "RPUSH"), ("front", "RPUSH"), ("end", "LPUSH")):
         restorer.restore([tag], "other", command=command)
 
-    assert ["front", "middle", "end"] == [message["headers"]["id"] for message in queued(place)]
+    assert ["front", "middle", "end"] == [message["headers"]["id"] for message in queued(setup)]
 
 
-def test_a_lease_takes_over_from_an_expired_one_and_leaves_nothing_behind(place: Any):
+def test_a_lease_takes_over_from_an_expired_one_and_leaves_nothing_behind(setup: Any):
     """Messages of another machine are restored once their lease expires; no key is left."""
-    hold(place, "orphan", flag="1")
-    lease = Lease(place.channel, "w1@here", 1.0, on_doubt=lambda: None)
+    hold(setup, "orphan", flag="1")
+    lease = Lease(setup.channel, "w1@here", 1.0, on_doubt=lambda: None)
     lease.open()
-    alive = place.client.get(lease.keys.alive)
-    wait_until(lambda: "" if queued(place) else "not back", [], what="orphan", timeout=60)
+    alive = setup.client.get(lease.keys.alive)
+    wait_until(lambda: "" if queued(setup) else "not back", [], what="orphan", timeout=60)
     lease.end()
 
     assert describe_self("w1@here").encode() == alive
-    assert [1] == [message["headers"]["batch_losses"] for message in queued(place)]
-    assert set() == left(place)
+    assert [1] == [message["headers"]["batch_losses"] for message in queued(setup)]
+    assert set() == left(setup)
 
 
-def test_a_lease_that_expired_is_in_doubt(place: Any):
+def test_a_lease_that_expired_is_in_doubt(setup: Any):
     """Once its `alive` key is gone, others may have taken its messages."""
     doubts: list[bool] = []
-    lease = Lease(place.channel, "w1@here", 2.0, on_doubt=lambda: doubts.append(True))
+    lease = Lease(setup.channel, "w1@here", 2.0, on_doubt=lambda: doubts.append(True))
     lease.open()
-    place.client.delete(lease.keys.alive)
+    setup.client.delete(lease.keys.alive)
     wait_until(lambda: "" if doubts else "no doubt", [], what="doubt", timeout=60)
     held = lease.renew()
     lease.end()
@@ -193,35 +193,35 @@ def test_a_lease_that_expired_is_in_doubt(place: Any):
     assert not lease.in_doubt
 
 
-def test_one_worker_of_a_machine_is_its_sweeper(place: Any):
+def test_one_worker_of_a_machine_is_its_sweeper(setup: Any):
     """When it ends, another one does; after the last one no key is left."""
     first, second = (
-        Lease(place.channel, f"w{n}@here", 1.0, on_doubt=lambda: None) for n in range(2)
+        Lease(setup.channel, f"w{n}@here", 1.0, on_doubt=lambda: None) for n in range(2)
     )
     first.open()
     second.open()
-    sweeper = lambda: place.client.get(first.keys.sweeper).decode().split()[0]  # noqa: E731
+    sweeper = lambda: setup.client.get(first.keys.sweeper).decode().split()[0]  # noqa: E731
     before = sweeper()
     first.end()
-    handed_over = lambda: place.client.exists(second.keys.sweeper) and sweeper()  # noqa: E731
+    handed_over = lambda: setup.client.exists(second.keys.sweeper) and sweeper()  # noqa: E731
     wait_until(
         lambda: "" if handed_over() == second.keys.owner else "not yet", [], what="it", timeout=60
     )
     second.end()
 
     assert first.keys.owner == before
-    assert set() == left(place)
+    assert set() == left(setup)
 
 
-def test_all_messages_of_a_worker_are_refreshed(place: Any):
+def test_all_messages_of_a_worker_are_refreshed(setup: Any):
     """Even if there are many: it is done in parts."""
     tags = {f"m{n}": "0" for n in range(1500)}
-    lease = Lease(place.channel, "w1@here", 1.0, on_doubt=lambda: None)
-    place.client.hset(lease.keys.held, mapping=tags)
-    place.client.zadd(lease.keys.index, dict.fromkeys(tags, 1.0))
+    lease = Lease(setup.channel, "w1@here", 1.0, on_doubt=lambda: None)
+    setup.client.hset(lease.keys.held, mapping=tags)
+    setup.client.zadd(lease.keys.index, dict.fromkeys(tags, 1.0))
     lease.open()
-    stale = lambda: place.client.zcount(lease.keys.index, 1, 1)  # noqa: E731
+    stale = lambda: setup.client.zcount(lease.keys.index, 1, 1)  # noqa: E731
     wait_until(lambda: f"{stale()} are stale" if stale() else "", [], what="all", timeout=60)
     lease._stopped.set()
 
-    assert 1500 == place.client.zcard(lease.keys.index)
+    assert 1500 == setup.client.zcard(lease.keys.index)

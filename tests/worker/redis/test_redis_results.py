@@ -39,7 +39,7 @@ from celery_batch.worker.redis.result_backend import (
     notify_clients,
 )
 from celery_batch.worker.redis.result_store import RedisStore
-from tests.services.shop import emptied
+from tests.services.setup import emptied
 
 #: Celery's own backend uses what redis-py has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")

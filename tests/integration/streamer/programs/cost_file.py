@@ -1,7 +1,7 @@
 """A worker whose batches are limited by cost."""
 
 from celery_batch import RedisWorker
-from tests.services.streamed import Measure
+from tests.apps.models.streamer_models import Measure
 
 if __name__ == "__main__":
     limits = {"max_batch_cost": 40, "padded": True}

@@ -3,7 +3,7 @@
 import time
 
 from celery_batch import RedisWorker
-from tests.services.memory import remember
+from tests.apps.memory import remember
 
 
 def count(batch):
