@@ -126,8 +126,7 @@ def test_other_private_parts_leave_calls_to_celery(
     assert [result.id for result in results] == [each["headers"]["id"] for each in messages]
     line = (
         "publish off (kombu.messaging.Producer._publish has other parameters);"
-        " notify off (redis.client.PubSub.get_message:"
-        " got an unexpected keyword argument 'timeout')"
+        " notify off (redis.client.PubSub.get_message has other parameters)"
     )
     assert [line] == [each.partition("here: ")[2] for each in said(caplog)]
 
