@@ -42,7 +42,14 @@ _TABLE = re.compile(r"(?<=<!-- table: )(?P<words>.+?) -->\n.*?(?=<!-- end of tab
 
 #: The headers of messages, by their names in the module of the protocol.
 HEADERS = (
-    *("ROWS", "SENT", "LOSSES", "REPLY_HEADER", "PAYLOADS", "READS_PAYLOADS", "TRACK_HEADER"),
+    "ROWS",
+    "SENT",
+    "NEEDS_ANSWER",
+    "LOSSES",
+    "REPLY_HEADER",
+    "PAYLOADS",
+    "READS_PAYLOADS",
+    "TRACK_HEADER",
 )
 
 #: Public attributes of tasks that are no options.
