@@ -34,8 +34,10 @@ __all__ = ["TaskPriority", "is_shared"]
 #: A whole batch, less what adding up its parts may lose in float arithmetic.
 _WHOLE = 1 - 1e-6
 
-#: Seconds that a batch is taken to run before any of its task has ended.
-_FIRST_ESTIMATE = 1.0
+#: Seconds that a batch is taken to run before any of its task has ended.  Tasks that are new
+#: take turns; more would move the present virtual time on, which is never moved back, and those
+#: who had more than their share by then would start there, too.
+_FIRST_ESTIMATE = 0.001
 
 #: Seconds before the expected end of a batch at which the next one is made ready, if its rows
 #: need not be collated.

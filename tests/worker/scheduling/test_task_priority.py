@@ -146,6 +146,22 @@ def test_a_batch_is_charged_what_it_took(job: Any, charged: float):
     assert 1 == task_queues.index(priority.order(task_queues)[0])
 
 
+def test_an_idle_task_goes_before_one_that_is_new_and_has_had_much():
+    """Also if batches had begun before it was known how short they are."""
+    priority, busy, idle = TaskPriority(), Waiting(0, 1.0), Waiting(0, 2.0)
+    task_queues: Any = [busy, idle]
+    first: Any
+    second: Any
+    first, second = finished(0.3), finished(0.3)
+    for job in (first, second):
+        priority.batch_left(task_queues[0], job, task_queues)
+        priority.batch_began(job)
+    for job in (first, second):
+        priority.batch_ended(task_queues[0], job)
+
+    assert idle is priority.order(task_queues)[0]
+
+
 def test_next_batch_is_ready_just_before_a_running_one_ends():
     """If several tasks have work; where one has, or how long it takes is unknown, at once."""
     large, small = Waiting(0, 1.0), Waiting(0, 2.0)
@@ -180,6 +196,7 @@ def test_a_ready_batch_is_overtaken_by_a_task_that_has_had_less():
     """As long as that is so; but not if it leaves as the share of its task."""
     priority, large, small = TaskPriority(), Waiting(0, 1.0, share=0.5), Waiting(0, 2.0)
     large.task, small.usual_seconds = SimpleNamespace(name="large"), 0.4
+    large.usual_seconds = 1.0
     task_queues: Any = [large, small]
     jobs: Any = [Sent(0, accepted=True), Sent(0)]
     for job in jobs:
@@ -191,7 +208,7 @@ def test_a_ready_batch_is_overtaken_by_a_task_that_has_had_less():
         turns(priority, task_queues, 1)
         overtaken += 1
 
-    assert 3 == overtaken  # as 0.8 s is less than the second that a first batch is charged
+    assert 3 == overtaken  # as 0.8 s is less than the second that the ready batch is charged
     large.urgency = 1
     turns(priority, task_queues, 1)  # so that the other has earned a batch
     priority.batch_left(task_queues[0], jobs[1], task_queues)
