@@ -233,7 +233,7 @@ def test_error_says_where_it_was_raised(pair):
     with pytest.raises(ValueError, match="cannot digest") as caught:
         pair.predict(["raise"])
 
-    assert "streamed.py" in caught.value.__notes__[0]
+    assert "streamer_models.py" in caught.value.__notes__[0]
 
 
 def test_environment_is_in_place_before_the_models_imports(monkeypatch):

@@ -21,7 +21,7 @@ class Watcher:
     def __init__(self, shared: SharedSetup) -> None:
         self.state = State()
         self.kinds: dict[str, list[str]] = {}
-        self._place = shared
+        self._shared = shared
         self._connection = shared.app.connection_for_read()
         self._receiver = EventReceiver(
             self._connection, handlers={"*": self._on_event}, app=shared.app
@@ -37,12 +37,12 @@ class Watcher:
         self.state.event(event)
 
     def start(self) -> None:
-        """Return when the worker's heart can be heard."""
+        """Return when the worker's heartbeats arrive."""
         self._thread.start()
-        name = self._place.worker.name
+        name = self._shared.worker.name
 
         def heard() -> bool:
-            self._place.app.control.heartbeat(destination=[name])
+            self._shared.app.control.heartbeat(destination=[name])
             return name in self.state.workers
 
         eventually(heard, "a heartbeat")
@@ -75,7 +75,7 @@ def test_each_item_is_received_started_and_succeeds(shared: SharedSetup, watcher
     shared.get(results)
     tasks = [watcher.task(result, "task-succeeded") for result in results]
     (batch, *_) = shared.batches("nap")
-    shared = [task for task, seconds in zip(tasks, (0.3, 0, 0), strict=True) if seconds in batch]
+    together = [task for task, seconds in zip(tasks, (0.3, 0, 0), strict=True) if seconds in batch]
 
     assert {"SUCCESS"} == {task.state for task in tasks}
     assert {"f.nap"} == {task.name for task in tasks}
@@ -85,7 +85,7 @@ def test_each_item_is_received_started_and_succeeds(shared: SharedSetup, watcher
     ]
     assert all(task.received <= task.started <= task.succeeded for task in tasks)
     assert tasks[0].runtime >= 0.3
-    assert all(task.runtime < 10 for task in shared)
+    assert all(task.runtime < 10 for task in together)
 
 
 def test_an_item_starts_when_its_batch_starts(shared: SharedSetup, watcher: Watcher):
