@@ -28,10 +28,28 @@ _INTERNAL = ("flush", "_do_flush", "Strategy")
 
 #: Options of batch tasks that have no meaning for a list of requests.
 _OF_BATCH_TASKS = (
-    *("batch_by", "batch_lengths", "batch_sizes", "cache_ttl", "cost", "dedupe", "example"),
-    *("isolate_failures", "linger", "max_batch_cost", "max_batch_size", "max_item_cost"),
-    *("max_queue_cost", "max_wait", "model", "outputs", "padded", "padding_row", "shed"),
-    *("sort_window", "target_latency", "version"),
+    "batch_by",
+    "batch_lengths",
+    "batch_sizes",
+    "cache_ttl",
+    "cost",
+    "dedupe",
+    "example",
+    "isolate_failures",
+    "linger",
+    "max_batch_cost",
+    "max_batch_size",
+    "max_item_cost",
+    "max_queue_cost",
+    "max_wait",
+    "model",
+    "outputs",
+    "padded",
+    "padding_row",
+    "shed",
+    "sort_window",
+    "target_latency",
+    "version",
 )
 
 #: What Celery's result backends read of a request, beside its arguments.

@@ -19,8 +19,19 @@ logger = logging.getLogger(__name__)
 
 #: What Celery's router and kombu read beside the parameters of `send_task` and `publish`.
 _OF_MESSAGES = (
-    *("queue", "exchange_type", "argsrepr", "kwargsrepr", "stamped_headers", "origin"),
-    *("ignore_result", "message_id", "correlation_id", "user_id", "app_id", "type", "timestamp"),
+    "queue",
+    "exchange_type",
+    "argsrepr",
+    "kwargsrepr",
+    "stamped_headers",
+    "origin",
+    "ignore_result",
+    "message_id",
+    "correlation_id",
+    "user_id",
+    "app_id",
+    "type",
+    "timestamp",
 )
 
 #: How alike names have to be for one to be a misspelt other, of 1.

@@ -90,8 +90,16 @@ _LONG_TARGET = 50.0
 
 #: The fast paths, each of which can be turned off; in the order in which a request takes them.
 FAST_PATHS = (
-    *("publish", "amqp_frames", "fetch", "intake", "write_ahead", "overlap", "trace"),
-    *("store", "notify", "acknowledge"),
+    "publish",
+    "amqp_frames",
+    "fetch",
+    "intake",
+    "write_ahead",
+    "overlap",
+    "trace",
+    "store",
+    "notify",
+    "acknowledge",
 )
 
 #: How alike names have to be for one to be hinted at, of 1: channel is not meant as exchange.

@@ -159,7 +159,10 @@ def batch_facts(
     """Return the facts of a batch that all its tasks share; see `BatchInfo`."""
     more = b', "cached": %d' % cached if cached else b""
     return b'{"size": %d, "seconds": %.6f, "worker": %b%b}\n' % (
-        *(size, seconds, _quoted(worker), more + about),
+        size,
+        seconds,
+        _quoted(worker),
+        more + about,
     )
 
 
@@ -180,7 +183,10 @@ def read_facts(facts: bytes, number: int) -> BatchInfo | None:
         (wait,) = struct.unpack_from("<f", waits, 4 * number)
         fields = json.loads(shared)
         found = BatchInfo(
-            *(int(fields["size"]), round(wait, 6), float(fields["seconds"]), str(fields["worker"])),
+            int(fields["size"]),
+            round(wait, 6),
+            float(fields["seconds"]),
+            str(fields["worker"]),
             int(fields.get("cached", 0)),
             str(fields.get("reason", "")),
             float(fields["padding"]) if "padding" in fields else None,

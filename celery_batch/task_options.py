@@ -43,16 +43,37 @@ logger = logging.getLogger(__name__)
 
 #: Options of ours that a task has and its model has not; none has a function as its value.
 _OF_TASKS = {
-    *("max_batch_size", "max_wait", "linger", "low_priority_share", "device_share"),
-    *("max_batch_cost", "max_item_cost", "padded", "sort_window", "target_latency", "shed"),
-    *("dedupe", "cache_ttl", "isolate_failures", "max_worker_losses"),
-    *("max_queue", "max_queue_cost"),
+    "max_batch_size",
+    "max_wait",
+    "linger",
+    "low_priority_share",
+    "device_share",
+    "max_batch_cost",
+    "max_item_cost",
+    "padded",
+    "sort_window",
+    "target_latency",
+    "shed",
+    "dedupe",
+    "cache_ttl",
+    "isolate_failures",
+    "max_worker_losses",
+    "max_queue",
+    "max_queue_cost",
 }
 
 #: Attributes of a model that are options.
 _OF_MODELS = {
-    *("cost", "version", "batch_sizes", "batch_lengths", "padding_row", "batch_by"),
-    *("example", "examples", "collate", "uncollate"),
+    "cost",
+    "version",
+    "batch_sizes",
+    "batch_lengths",
+    "padding_row",
+    "batch_by",
+    "example",
+    "examples",
+    "collate",
+    "uncollate",
 }
 
 
@@ -72,10 +93,20 @@ _BARE_OF_MODELS = {_bare(name): name for name in _OF_MODELS}
 
 #: Options that Celery's own decorator understands without declaring them on Task.
 _UNDECLARED = {
-    *("autoretry_for", "dont_autoretry_for", "override_max_retries", "retry_backoff"),
-    *("retry_backoff_max", "retry_jitter", "retry_kwargs"),
-    *("queue", "routing_key", "exchange", "delivery_mode", "compression"),
-    *("immediate", "mandatory"),
+    "autoretry_for",
+    "dont_autoretry_for",
+    "override_max_retries",
+    "retry_backoff",
+    "retry_backoff_max",
+    "retry_jitter",
+    "retry_kwargs",
+    "queue",
+    "routing_key",
+    "exchange",
+    "delivery_mode",
+    "compression",
+    "immediate",
+    "mandatory",
 }
 
 #: Attributes that make a task a batch task in a worker; an app's class must not override them.

@@ -13,8 +13,11 @@ project = "celery_batch"
 author = copyright = "The celery_batch authors"  # noqa: A001 (Sphinx's name)
 release = version = __version__
 extensions = [
-    *("myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"),
-    *("sphinx_click", "sphinx_copybutton"),
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_click",
+    "sphinx_copybutton",
 ]
 root_doc = "index"
 html_theme = "furo"

@@ -40,7 +40,8 @@ def _submit_sheets(data: dict[str, Any]) -> list[ResultTable]:
     rows = [
         (
             shown(row["kind"]),
-            *(f"{row['rate']:,.0f}", spread(row["rates"])),
+            f"{row['rate']:,.0f}",
+            spread(row["rates"]),
             f"{1000 * row['client_cpu']:.3f}",
         )
         for row in data["rows"]

@@ -60,8 +60,14 @@ def _sheets(data: dict[str, Any]) -> list[ResultTable]:
             )
         )
     headings = (
-        *("", "clients", "items/s", "slowest to fastest", "mean batch"),
-        *("p50 ms", "p99 ms", "why batches left"),
+        "",
+        "clients",
+        "items/s",
+        "slowest to fastest",
+        "mean batch",
+        "p50 ms",
+        "p99 ms",
+        "why batches left",
     )
     return [ResultTable('"cost", clients in a closed loop, max_wait=0.1', headings, rows)]
 

@@ -35,8 +35,15 @@ _ON_CELERY = ("ours", "celery_batch.batches", "celery-batches", "celery")
 _PEERS = ("RedisStreamer", "celery-batches", "celery")
 
 _ALL = (
-    *("pure", "ours", "our RedisStreamer", "RedisStreamer", "Streamer", "ThreadedStreamer"),
-    *("celery_batch.batches", "celery-batches", "celery"),
+    "pure",
+    "ours",
+    "our RedisStreamer",
+    "RedisStreamer",
+    "Streamer",
+    "ThreadedStreamer",
+    "celery_batch.batches",
+    "celery-batches",
+    "celery",
 )
 
 

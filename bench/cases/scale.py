@@ -127,8 +127,17 @@ def _sheets(data: dict[str, Any]) -> list[ResultTable]:
             (*counts, f"{row['rate']:,.0f}", spread(row.get("rates", [])), *ends, *cpu, *mib)
         )
     headings = (
-        *("queued", "drained", "tasks/s", "slowest to fastest", "first tenth", "last tenth"),
-        *("consumer ms", "pool ms", "Redis ms", "consumer MiB", "pool MiB"),
+        "queued",
+        "drained",
+        "tasks/s",
+        "slowest to fastest",
+        "first tenth",
+        "last tenth",
+        "consumer ms",
+        "pool ms",
+        "Redis ms",
+        "consumer MiB",
+        "pool MiB",
     )
     notes = (
         '"noop", prefilled; ms are CPU time a task.',

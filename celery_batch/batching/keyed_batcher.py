@@ -58,7 +58,14 @@ class _Key(Generic[T]):
     """The waiting requests of one key."""
 
     __slots__ = (
-        *("aged", "batcher", "finish", "is_full", "is_ready", "is_whole", "key", "placed"),
+        "aged",
+        "batcher",
+        "finish",
+        "is_full",
+        "is_ready",
+        "is_whole",
+        "key",
+        "placed",
         "urgency",
     )
 

@@ -51,7 +51,9 @@ _HEALTHZ = 5.0
 
 #: Variables that override our configuration of Celery; a shell may have them for another app.
 _OVERRIDES = (
-    *("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL"),
+    "CELERY_BROKER_URL",
+    "CELERY_BROKER_READ_URL",
+    "CELERY_BROKER_WRITE_URL",
     "CELERY_RESULT_BACKEND",
 )
 

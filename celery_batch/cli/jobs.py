@@ -20,8 +20,18 @@ from celery_batch.formatting import aligned
 __all__ = ["jobs"]
 
 _COLUMNS = (
-    *("ID", "TASK", "STATE", "ROWS", "FAILED", "RATE", "LEFT"),
-    *("PENDING", "WORKERS", "WHERE", "STARTED", "OUTPUT"),
+    "ID",
+    "TASK",
+    "STATE",
+    "ROWS",
+    "FAILED",
+    "RATE",
+    "LEFT",
+    "PENDING",
+    "WORKERS",
+    "WHERE",
+    "STARTED",
+    "OUTPUT",
 )
 
 #: Each command, and the reply that is printed.

@@ -41,8 +41,15 @@ _WORKER = ("wait_for_job", "inq", "outq", "inqW_fd", "_ensure_messages_consumed"
 
 #: What `PoolPipe` needs of Celery's pool.
 _ASYNPOOL = (
-    *("_busy_workers", "_cache", "_maxtasksperchild", "_on_ready_counters", "_pool"),
-    *("_processes", "_result_handler", "outbound_buffer", "synack"),
+    "_busy_workers",
+    "_cache",
+    "_maxtasksperchild",
+    "_on_ready_counters",
+    "_pool",
+    "_processes",
+    "_result_handler",
+    "outbound_buffer",
+    "synack",
 )
 
 

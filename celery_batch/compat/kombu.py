@@ -73,8 +73,16 @@ raw_message: Callable[[Any], Any] = attrgetter("_raw")
 #: each time it is read, for all objects of the class together; an app's settings are loaded
 #: within such a lock, and each store or read of a result asks for some of the backend's.
 _CLASSES = (
-    *(AMQP, Backend, Celery, Channel, Connection, Control, PendingConfiguration, QoS),
-    *(ResultBase, type(timezone)),
+    AMQP,
+    Backend,
+    Celery,
+    Channel,
+    Connection,
+    Control,
+    PendingConfiguration,
+    QoS,
+    ResultBase,
+    type(timezone),
 )
 
 #: What `wake_for_callbacks` needs of kombu's event loop.

@@ -65,7 +65,11 @@ class Supervised(ABC):
         if self.due < float("inf"):
             logger.error(
                 "%s (pid %d) ended with exit code %s after %.1f s; it is restarted in %g s",
-                *(self.name, pid, code, lived, pause),
+                self.name,
+                pid,
+                code,
+                lived,
+                pause,
             )
 
     def start_when_due(self) -> None:

@@ -265,8 +265,13 @@ def run_redis_workers_forever(
         LoadFailed: A process could not start.
     """
     worker = RedisWorker(
-        *(model_class, batch_size, max_latency, redis_broker, prefix),
-        *(model_init_args, model_init_kwargs),
+        model_class,
+        batch_size,
+        max_latency,
+        redis_broker,
+        prefix,
+        model_init_args,
+        model_init_kwargs,
         **options,
     )
     if worker_num < 1:

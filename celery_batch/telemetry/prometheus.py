@@ -43,7 +43,8 @@ _COUNTERS = (
     ("reuse.hits", "cache_hits", "Rows with a cached answer; of tasks with cache_ttl."),
     ("reuse.misses", "cache_misses", "Rows that ran; of tasks with cache_ttl."),
     (
-        *("reuse.duplicates", "duplicate_rows"),
+        "reuse.duplicates",
+        "duplicate_rows",
         "Rows that got the output of an equal one; of tasks with dedupe.",
     ),
     ("poison", "poison_items", "Requests that ended processes."),

@@ -174,7 +174,9 @@ _CELERYS: tuple[tuple[tuple[type[Exception], ...], tuple[int, str, str]], ...] =
 
 #: The exceptions that a framework hands to `http_error`.
 ERRORS: tuple[type[Exception], ...] = (
-    *(BatchError, TaskFailed, TaskRevokedError),
+    BatchError,
+    TaskFailed,
+    TaskRevokedError,
     *(kind for kinds, _ in _CELERYS for kind in kinds),
 )
 

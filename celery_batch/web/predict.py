@@ -72,8 +72,12 @@ _OWN = ("timeout", "on_timeout", "expires", "return_exceptions")
 
 #: Of these, or of what has caused them, those that say that there is no connection.
 _DISCONNECTED = (
-    *(RedisConnectionError, RedisTimeoutError, ConnectionError, TimeoutError),
-    *(socket.gaierror, *LOGIN_REFUSED),
+    RedisConnectionError,
+    RedisTimeoutError,
+    ConnectionError,
+    TimeoutError,
+    socket.gaierror,
+    *LOGIN_REFUSED,
 )
 
 #: What Celery, kombu and redis-py raise where a server is away.

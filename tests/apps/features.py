@@ -703,8 +703,13 @@ def _on(signal, name):
 
 
 for _name in (
-    *("task_received", "task_prerun", "task_postrun", "task_success"),
-    *("task_failure", "task_retry", "task_revoked"),
+    "task_received",
+    "task_prerun",
+    "task_postrun",
+    "task_success",
+    "task_failure",
+    "task_retry",
+    "task_revoked",
 ):
     _on(getattr(signals, _name), _name)
 

@@ -74,8 +74,13 @@ def test_rows_are_named():
         (one, {"text": "x"}, {"key": "name"}, "row 1 has no field 'name' to be named by"),
     ],
     ids=[
-        *("one is missing", "two are", "the rest is optional", "others", "no record"),
-        *("no such field", "no such key"),
+        "one is missing",
+        "two are",
+        "the rest is optional",
+        "others",
+        "no record",
+        "no such field",
+        "no such key",
     ],
 )
 def test_a_record_that_does_not_fit_is_named(function, record, options, words):

@@ -15,7 +15,15 @@ WIDEST = 70
 
 #: First words of summaries.
 VERBS = {
-    *("Find", "List", "Measure", "Pause", "Resume", "Run", "Serve", "Show", "Stop"),
+    "Find",
+    "List",
+    "Measure",
+    "Pause",
+    "Resume",
+    "Run",
+    "Serve",
+    "Show",
+    "Stop",
 }
 
 

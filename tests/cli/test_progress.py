@@ -77,8 +77,11 @@ def test_a_pause_does_not_make_it_slow(monkeypatch):
     monkeypatch.setattr("celery_batch.backfill.progress.time.monotonic", lambda: now[0])
     clock, found = Clock(None), []
     for seconds, done, state in (
-        *((10, 100, "running"), (60, 100, "paused"), (110, 100, "paused")),
-        *((111, 110, "running"), (112, 120, "running")),
+        (10, 100, "running"),
+        (60, 100, "paused"),
+        (110, 100, "paused"),
+        (111, 110, "running"),
+        (112, 120, "running"),
     ):
         now[0], clock.done = 100.0 + seconds, done
         found.append(clock.progress(state=state))

@@ -96,7 +96,9 @@ def test_image_says_how_it_is_run(target, images):
         (
             "web",
             (
-                *("webapp.fastapi_app", "webapp.flask_app", "webapp.django_site.wsgi"),
+                "webapp.fastapi_app",
+                "webapp.flask_app",
+                "webapp.django_site.wsgi",
                 "flower.command",
             ),
         ),

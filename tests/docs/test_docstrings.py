@@ -15,15 +15,27 @@ import celery_batch
 
 #: What Celery calls, or only this package does.
 INTERNAL = {
-    *("on_bound", "of_call", "maybe_throw", "forget_payload", "read_soon", "checked", "run"),
-    *("cost_limits", "shapes", "work_of"),
+    "on_bound",
+    "of_call",
+    "maybe_throw",
+    "forget_payload",
+    "read_soon",
+    "checked",
+    "run",
+    "cost_limits",
+    "shapes",
+    "work_of",
 }
 
 #: Modules of which users import names that are not in `celery_batch`.
 MODULES = (
-    *("celery_batch.batches", "celery_batch.padding", "celery_batch.testing"),
+    "celery_batch.batches",
+    "celery_batch.padding",
+    "celery_batch.testing",
     "celery_batch.serve.handle",
-    *("celery_batch.web.django", "celery_batch.web.fastapi", "celery_batch.web.flask"),
+    "celery_batch.web.django",
+    "celery_batch.web.fastapi",
+    "celery_batch.web.flask",
     "celery_batch.web.starlette",
 )
 

@@ -16,19 +16,19 @@ from tests.faults.verdict import Verdict
 __all__ = ["markdown", "read_json", "table", "write_json"]
 
 _HEADINGS = (
-    *(
-        "fault",
-        "broker",
-        "processes",
-        "trials",
-        "items",
-        "lost",
-        "hung",
-        "wrong",
-        "run again",
-        "left",
-    ),
-    *("excused", "recovery, median s", "max"),
+    "fault",
+    "broker",
+    "processes",
+    "trials",
+    "items",
+    "lost",
+    "hung",
+    "wrong",
+    "run again",
+    "left",
+    "excused",
+    "recovery, median s",
+    "max",
 )
 _COUNTS = ("accepted", "lost", "hung", "wrong", "repeated", "left", "excused")
 

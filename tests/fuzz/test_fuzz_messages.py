@@ -34,8 +34,12 @@ ROUND, BETWEEN = 60, 4
 
 #: What the worker says when something went down that must not.
 DOWN = (
-    *("Unrecoverable error", "Connection to broker lost", "RestartFreqExceeded"),
-    *("exited prematurely", "WorkerLostError", "Timed out waiting for UP message"),
+    "Unrecoverable error",
+    "Connection to broker lost",
+    "RestartFreqExceeded",
+    "exited prematurely",
+    "WorkerLostError",
+    "Timed out waiting for UP message",
     "Could not finish",
     "Could not run a batch",
 )

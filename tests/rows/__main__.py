@@ -36,12 +36,14 @@ BUILD = ROOT / "build" / "rows"
 
 #: What a user of the package sees, whatever Celery is beneath, and what stands on private parts.
 TESTS = (
-    *("tests/integration/features", "tests/client", "tests/streamer", "tests/worker"),
-    *("tests/compat", "tests/integration/outages/test_frozen_redis.py"),
-    *(
-        "tests/integration/messages/test_redis_rules.py",
-        "tests/integration/test_changed_libraries.py",
-    ),
+    "tests/integration/features",
+    "tests/client",
+    "tests/streamer",
+    "tests/worker",
+    "tests/compat",
+    "tests/integration/outages/test_frozen_redis.py",
+    "tests/integration/messages/test_redis_rules.py",
+    "tests/integration/test_changed_libraries.py",
 )
 
 #: How long the faults may take to end, each time that they are told to.

@@ -71,8 +71,16 @@ def test_any_array_comes_through(array):
         lambda tensor: tensor[:0],
     ],
     ids=[
-        *("large", "small", "transposed", "bfloat16", "float8", "conjugated", "booleans"),
-        *("sparse", "parameter", "empty"),
+        "large",
+        "small",
+        "transposed",
+        "bfloat16",
+        "float8",
+        "conjugated",
+        "booleans",
+        "sparse",
+        "parameter",
+        "empty",
     ],
 )
 def test_any_tensor_comes_through(change: Callable[[torch.Tensor], torch.Tensor]):

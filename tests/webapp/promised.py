@@ -40,12 +40,17 @@ _QUICK = ("--without-mingle", "--without-gossip")
 _KEEP_ALIVE = 300
 
 _GUNICORN = (
-    *("gunicorn", "--no-control-socket", "--graceful-timeout=1", "--bind=127.0.0.1:{port}"),
+    "gunicorn",
+    "--no-control-socket",
+    "--graceful-timeout=1",
+    "--bind=127.0.0.1:{port}",
     f"--keep-alive={_KEEP_ALIVE}",
 )
 
 _UVICORN = (
-    *("uvicorn", "--port={port}", "--log-level=warning"),
+    "uvicorn",
+    "--port={port}",
+    "--log-level=warning",
     f"--timeout-keep-alive={_KEEP_ALIVE}",
 )
 

@@ -76,8 +76,19 @@ def test_images_arrive_as_bytes(site):
         (b'{"inputs": ["a"]}', {}),
     ],
     ids=[
-        *("empty", "cut", "text", "list", "other-field", "no-list", "no-inputs", "too-many"),
-        *("no-utf8", "long-number", "deep", "form", "untyped"),
+        "empty",
+        "cut",
+        "text",
+        "list",
+        "other-field",
+        "no-list",
+        "no-inputs",
+        "too-many",
+        "no-utf8",
+        "long-number",
+        "deep",
+        "form",
+        "untyped",
     ],
 )
 def test_what_is_no_list_of_inputs_is_refused(site, body, headers):

@@ -67,14 +67,25 @@ _ANY_EXPIRY = 60
 
 #: Arguments of `Celery.send_task` that become placeholders.
 _OPTION_FIELDS = (
-    *("task_id", "root_id", "parent_id", "group_id", "group_index"),
-    *("reply_to", "shadow"),
+    "task_id",
+    "root_id",
+    "parent_id",
+    "group_id",
+    "group_index",
+    "reply_to",
+    "shadow",
 )
 
 #: All fields for which a message has placeholders; the last ones are put in once it is made.
 FIELDS = (
     *_OPTION_FIELDS,
-    *("argsrepr", "kwargsrepr", "reply", "sent", "headers", "expires", "expiration"),
+    "argsrepr",
+    "kwargsrepr",
+    "reply",
+    "sent",
+    "headers",
+    "expires",
+    "expiration",
 )
 
 #: Celery's message protocol that has headers.

@@ -61,8 +61,15 @@ _AFTERWARDS = frozenset(("link", "link_error", "chain", "chord"))
 #: Options that are the same in all messages of one kind.
 _OF_KIND = frozenset(
     (
-        *("queue", "routing_key", "priority", "serializer", "delivery_mode"),
-        *("time_limit", "soft_time_limit", "retries", "ignore_result"),
+        "queue",
+        "routing_key",
+        "priority",
+        "serializer",
+        "delivery_mode",
+        "time_limit",
+        "soft_time_limit",
+        "retries",
+        "ignore_result",
     )
 )
 

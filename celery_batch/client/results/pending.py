@@ -75,8 +75,18 @@ class PendingResult:
     """What this process knows of one task's result."""
 
     __slots__ = (
-        *("__weakref__", "callbacks", "checked_at", "facts", "is_notified", "is_ours", "latest"),
-        *("passive_callbacks", "registry", "state_callbacks", "task_id", "value"),
+        "__weakref__",
+        "callbacks",
+        "checked_at",
+        "facts",
+        "is_notified",
+        "is_ours",
+        "latest",
+        "passive_callbacks",
+        "registry",
+        "state_callbacks",
+        "task_id",
+        "value",
     )
 
     def __init__(self, registry: PendingResults, task_id: str) -> None:

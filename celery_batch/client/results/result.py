@@ -56,8 +56,13 @@ _AWAIT = "use `await result` in place of `result.get()`"
 
 #: What `get` takes after ``timeout`` and ``propagate``.
 _MORE = (
-    *("interval", "no_ack", "follow_parents", "callback"),
-    *("on_message", "on_interval", "disable_sync_subtasks"),
+    "interval",
+    "no_ack",
+    "follow_parents",
+    "callback",
+    "on_message",
+    "on_interval",
+    "disable_sync_subtasks",
 )
 
 

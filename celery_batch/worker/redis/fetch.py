@@ -211,8 +211,16 @@ class BulkFetch:
         names = [keys.index, keys.unacked, keys.owner_of, keys.held, keys.due, keys.alive]
         self._awaits_reply = True
         self._channel.client.connection.send_command(
-            *("EVALSHA", self._sha, len(names) + len(lists), *names, *lists),
-            *(most, keys.owner, lease.description, lease.milliseconds, wanted.reserved),
+            "EVALSHA",
+            self._sha,
+            len(names) + len(lists),
+            *names,
+            *lists,
+            most,
+            keys.owner,
+            lease.description,
+            lease.milliseconds,
+            wanted.reserved,
             *self._ordinary_arguments(most),
         )
 

@@ -168,12 +168,20 @@ class Lease:
         while True:
             expired, sweeper, cursor = self._renew_lease(
                 keys=[
-                    *(keys.alive, keys.held, keys.index),
-                    *(keys.due, keys.on_machine, keys.sweeper),
+                    keys.alive,
+                    keys.held,
+                    keys.index,
+                    keys.due,
+                    keys.on_machine,
+                    keys.sweeper,
                 ],
                 args=[
-                    *(self.description, self.milliseconds, keys.owner, cursor),
-                    *(max(int(_SWEEPER_INTERVALS * self._interval * 1000), 1), dead_sweeper),
+                    self.description,
+                    self.milliseconds,
+                    keys.owner,
+                    cursor,
+                    max(int(_SWEEPER_INTERVALS * self._interval * 1000), 1),
+                    dead_sweeper,
                 ],
             )
             has_expired = has_expired or bool(expired)

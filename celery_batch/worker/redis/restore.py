@@ -108,8 +108,13 @@ class Restorer:
         return int(
             self._restore(
                 keys=[
-                    *(keys.unacked, keys.index, keys.owner_of, keys.held),
-                    *(keys.alive, keys.due, keys.on_machine),
+                    keys.unacked,
+                    keys.index,
+                    keys.owner_of,
+                    keys.held,
+                    keys.alive,
+                    keys.due,
+                    keys.on_machine,
                     *lists,
                 ],
                 args=[*conditions, *messages],

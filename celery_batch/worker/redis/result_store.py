@@ -157,8 +157,10 @@ class RedisStore:
         unsure, unnotified = self._script(
             keys=[entry.key for entry in piece],
             args=[
-                *(LARGEST_VALUE, len(backend.task_keyprefix)),
-                *("".join(instructions), pack_waits([entry.wait for entry in piece])),
+                LARGEST_VALUE,
+                len(backend.task_keyprefix),
+                "".join(instructions),
+                pack_waits([entry.wait for entry in piece]),
                 *(entry.value for entry in piece),
                 *chain.from_iterable(addresses),
             ],

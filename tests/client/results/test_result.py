@@ -508,7 +508,8 @@ def test_future_is_done_with_the_task(background: FakeWorker):
 
     assert ([False, False], 2) == (before, len(done))
     assert (1, None, ("a bad item", 7)) == (
-        *(futures[0].result(), futures[0].exception()),
+        futures[0].result(),
+        futures[0].exception(),
         futures[1].exception().args,
     )
     assert 1 == asyncio.run(wrapped())

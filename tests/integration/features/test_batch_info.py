@@ -84,5 +84,10 @@ def test_what_is_stored_is_celery_s(shared: SharedSetup):
 
     assert batch_info(result)
     assert {"status", "result", "traceback", "children", "date_done", "task_id"} | {
-        *("name", "args", "kwargs", "worker", "retries", "queue")
+        "name",
+        "args",
+        "kwargs",
+        "worker",
+        "retries",
+        "queue",
     } == set(stored)

@@ -34,8 +34,12 @@ def test_what_differs_is_another_row(shared: SharedSetup):
     """Equal arguments are equal however they were passed; 1, 1.0 and True are not."""
     gate = close_both_slots(shared)
     results = [
-        *(shared.deduped.delay(1), shared.deduped.delay(x=1), shared.deduped.delay(1, "m")),
-        *(shared.deduped.delay(1.0), shared.deduped.delay(x=True), shared.deduped.delay(1, "km")),
+        shared.deduped.delay(1),
+        shared.deduped.delay(x=1),
+        shared.deduped.delay(1, "m"),
+        shared.deduped.delay(1.0),
+        shared.deduped.delay(x=True),
+        shared.deduped.delay(1, "km"),
     ]
     shared.wait_for_buffered("f.deduped", len(results))
     shared.open_gate(gate)

@@ -102,8 +102,16 @@ def test_command_from_a_shell(control: RemoteControl, worker: Worker):
     """Words of the command line are names and values; the reply is readable."""
     done = run(
         [
-            *(CELERY, "-A", "tests.apps.controlled", "control", "--timeout=20"),
-            *(f"--destination={worker.name}", "batch_config", SIZES, "max_wait=20", "linger=none"),
+            CELERY,
+            "-A",
+            "tests.apps.controlled",
+            "control",
+            "--timeout=20",
+            f"--destination={worker.name}",
+            "batch_config",
+            SIZES,
+            "max_wait=20",
+            "linger=none",
         ],
         env=os.environ | control.setup.environment,
     )

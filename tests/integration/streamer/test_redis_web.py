@@ -27,7 +27,8 @@ _THOROUGH = pytest.mark.thorough("streamers made before the fork of each web ser
 @pytest.mark.parametrize(
     "server",
     [
-        *("gthread", "gevent"),
+        "gthread",
+        "gevent",
         *(pytest.param(each, marks=_THOROUGH) for each in ("sync", "uvicorn")),
     ],
 )
