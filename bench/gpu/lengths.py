@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,8 @@ def _batches(policy: BatchPolicy, items: list[list[int]]) -> Iterator[list[int]]
     batcher: Batcher[int] = Batcher(policy)
     for number, item in enumerate(items):
         batcher.add(Request(number, 0.0, cost=float(len(item))))
-    batcher.drain()
     while len(batcher):
-        yield batcher.next(0.0).items  # type: ignore[union-attr]
+        yield batcher.next(inf).items  # type: ignore[union-attr]
 
 
 def table(rows: list[dict[str, Any]]) -> str:

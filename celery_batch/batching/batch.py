@@ -47,7 +47,6 @@ class Reason(StrEnum):
     TIMEOUT = "timeout"  # its oldest request had waited max_wait
     AHEAD = "ahead"  # the running batch will end at once, as far as is known
     IDLE = "idle"  # no request arrived for linger seconds
-    DRAINED = "drained"  # no more requests will come
     ALONE = "alone"  # its only request may be the one that kills processes
 
 

@@ -68,7 +68,6 @@ class Batcher(Generic[T]):
         self.had_several = True
         #: Whether the last batch left requests behind that fit into it: these wait no longer.
         self._has_left_some = False
-        self._draining = False
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._suspects)
@@ -225,8 +224,6 @@ class Batcher(Generic[T]):
 
     def _reason(self, now: float) -> Reason | None:
         """Return why a batch that can grow leaves now; None if it waits."""
-        if self._draining:
-            return Reason.DRAINED
         if now >= self._timeout_at:
             return Reason.TIMEOUT
         return Reason.IDLE if self._has_left_some or now >= self._idle_at else None
@@ -246,10 +243,6 @@ class Batcher(Generic[T]):
     def _idle_at(self) -> float:
         expects_more = self.had_several or self.policy.linger is not None
         return self._linger_from + (self.policy.linger_seconds if expects_more else 0.0)
-
-    def drain(self) -> None:
-        """Stop waiting for further requests: no more will come."""
-        self._draining = True
 
     def clear(self) -> list[Request[T]]:
         """Remove and return all waiting requests, in the order in which they would have run."""

@@ -164,7 +164,6 @@ class KeyedBatcher(Generic[T]):
         self._linger_from = 0.0
         #: The part of a batch that overtaken keys have earned.
         self._earned = 0.0
-        self._draining = False
 
     def __len__(self) -> int:
         return self._length + len(self._suspects)
@@ -281,8 +280,6 @@ class KeyedBatcher(Generic[T]):
         finish, had_several = self._idle.pop(name, (0.0, self._had_several))
         batcher: Batcher[T] = Batcher(self._policy, self._call_cost)
         batcher.had_several = had_several
-        if self._draining:
-            batcher.drain()
         return _Key(name, batcher, finish)
 
     def _rebuild(self) -> None:
@@ -308,7 +305,7 @@ class KeyedBatcher(Generic[T]):
         level = self._levels.get(key.urgency)
         if level is None:
             level = self._levels[key.urgency] = _Level()
-        if self._draining or key.is_full:
+        if key.is_full:
             self._make_ready(level, key)
         else:
             key.is_ready = False
@@ -465,14 +462,6 @@ class KeyedBatcher(Generic[T]):
         self._idle[key.key] = (key.finish, key.batcher.had_several)
         if len(self._idle) > _REMEMBERED:
             self._idle.popitem(last=False)
-
-    def drain(self) -> None:
-        """Stop waiting for further requests: no more will come."""
-        self._draining = True
-        self._suspects.drain()
-        for key in self._keys.values():
-            key.batcher.drain()
-        self._rebuild()
 
     def clear(self) -> list[Request[T]]:
         """Remove and return all waiting requests, the most urgent first, then by arrival."""

@@ -53,6 +53,4 @@ def test_reasons_are_words_for_logs_and_json():
     """Counters by reason can be sent and read as plain text."""
     words = json.loads(json.dumps({reason: str(reason) for reason in Reason}))
 
-    assert {
-        word: word for word in ("full", "urgent", "timeout", "ahead", "idle", "drained", "alone")
-    } == words
+    assert {word: word for word in ("full", "urgent", "timeout", "ahead", "idle", "alone")} == words

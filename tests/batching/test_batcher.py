@@ -260,26 +260,6 @@ def test_restart_before_the_last_arrival_changes_nothing(batcher: Batcher[str]):
     assert ("a", Reason.IDLE) == what_left(batcher.next(now=2.5))
 
 
-def test_draining_empties_the_queue(batcher: Batcher[str]):
-    """When no more requests will come, all leave at once, full batches first."""
-    add(batcher, "abcd", at=0.0)
-    batcher.drain()
-
-    assert ("abc", Reason.FULL) == what_left(batcher.next(now=0.0))
-    assert ("d", Reason.DRAINED) == what_left(batcher.next(now=0.0))
-    assert Wait(None) == batcher.next(now=0.0)
-    assert Wait(None) == batcher.next(now=0.0, full_only=True)
-
-
-def test_draining_waits_for_a_free_slot(batcher: Batcher[str]):
-    """The last, smaller batch waits until its slot is free, too."""
-    add(batcher, "a", at=0.0)
-    batcher.drain()
-
-    assert Wait(None) == batcher.next(now=0.0, full_only=True)
-    assert ("a", Reason.DRAINED) == what_left(batcher.next(now=0.0))
-
-
 def test_clearing_returns_all_requests(batcher: Batcher[str]):
     """All waiting requests are returned, oldest first, and removed."""
     add(batcher, "ab", at=0.0)

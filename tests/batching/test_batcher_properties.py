@@ -106,7 +106,6 @@ class Worker:
         self.wait_from = 0.0
         self.had_several = True
         self.alarm: float | None = None
-        self.draining = False
 
     def arrive(self, count: int) -> None:
         """Some requests arrive together."""
@@ -184,9 +183,7 @@ class Worker:
 
     def close(self) -> None:
         """No more requests come: in the end all have left."""
-        self.draining = True
-        self.batcher.drain()
-        self.ask()
+        self.wait(2.0)
         while self.in_flight:
             self.check_idle_slots()
             self.finish(1)
@@ -226,7 +223,6 @@ class Worker:
             Reason.FULL: waiting >= size,
             Reason.TIMEOUT: not full_only and self.age >= self.policy.max_wait - TOLERANCE,
             Reason.IDLE: not full_only and self.idle_for >= self.linger - TOLERANCE,
-            Reason.DRAINED: not full_only and self.draining,
         }[batch.reason]
         assert [self.waiting.popleft() for _ in range(fits)] == list(batch.requests)
         if self.waiting:  # and could not have taken one more, without another call of the model
@@ -247,7 +243,6 @@ class Worker:
 
         assert self.rows < self.policy.max_batch_size
         if self.in_flight < self.slots:
-            assert not self.draining
             assert self.age <= self.policy.max_wait + TOLERANCE
             assert self.idle_for <= self.linger + TOLERANCE
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,10 +96,9 @@ def test_batches_fit_as_they_are_filled_up(waiting, sizes, lengths, cost, window
     batcher: Batcher[int] = Batcher(policy)
     for n, (each, rows) in enumerate(waiting):
         batcher.add(Request(n, 0.0, rows=rows, cost=each))
-    batcher.drain()
     found = []
     while len(batcher):
-        batch = batcher.next(0.0)
+        batch = batcher.next(inf)
         found += batch.items
         size = round_up(sizes, batch.rows)
         longest = round_up(lengths, max(request.cost for request in batch.requests))

@@ -329,18 +329,6 @@ def test_a_batch_can_leave_before_it_is_due():
     assert [("b", Reason.IDLE), ("a", Reason.AHEAD)] == [(each.key, each.reason) for each in found]
 
 
-def test_a_drained_queue_does_not_wait():
-    """Every key leaves at once, what comes late as well; then the queue is empty."""
-    queue = batcher()
-    add(queue, "ab")
-    queue.drain()
-    add(queue, "c")
-    found = [queue.next(0.0) for _ in range(3)]
-
-    assert {Reason.DRAINED} == {each.reason for each in found}  # type: ignore[union-attr]
-    assert Wait(None) == queue.next(0.0)
-
-
 def test_a_new_policy_holds_for_what_waits():
     """Sizes, times and costs of all keys."""
     queue = batcher(4)
@@ -580,7 +568,7 @@ def test_promises_hold_for_any_events(policy: BatchPolicy, events: list[tuple[st
     for name, value in events:
         getattr(model, {"pass": "pass_"}.get(name, name))(value)
         model.check()
-    model.queue.drain()
+    model.pass_(model.queue.policy.max_wait)
     while model.waiting:
         model.ask(full_only=False)
         model.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -32,9 +33,8 @@ def waiting(size: int, *rows: int, urgencies: tuple[int, ...] = ()) -> Batcher[i
 
 def drained(batcher: Batcher[int]) -> list[Batch[int]]:
     """Return all batches that leave when no more requests come."""
-    batcher.drain()
     left = []
-    while isinstance(decision := batcher.next(0.0), Batch):
+    while isinstance(decision := batcher.next(inf), Batch):
         left.append(decision)
     return left
 
