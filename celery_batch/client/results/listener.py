@@ -32,7 +32,7 @@ from redis.exceptions import NoPermissionError, RedisError
 from redis.retry import Retry
 
 from celery_batch.client.background import OnDemandThread
-from celery_batch.client.results.pending import PendingResults
+from celery_batch.client.results.pending import NOT_STORED, PendingResults
 from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.compat.redis import log_no_pushes
 from celery_batch.compat.results import key_prefix, quick_client
@@ -95,9 +95,9 @@ class ResultReader:
         return quick_client(self._backend, TIMEOUT, Retry(NoBackoff(), 0))
 
     def read(self, task_ids: list[str]) -> list[bytes]:
-        """Return the stored value of each task, empty where there is none."""
+        """Return the stored value of each task, `NOT_STORED` where there is none."""
         keys = [self._backend.get_key_for_task(task_id) for task_id in task_ids]
-        return [value or b"" for value in self._client.mget(keys)]
+        return [value or NOT_STORED for value in self._client.mget(keys)]
 
     def is_final(self, value: bytes) -> bool:
         """Return whether a stored value is a task's end."""
@@ -181,7 +181,7 @@ class StorePoller:
             for pending, latest, value in zip(due, before, values, strict=True):
                 if value and value != latest and self._store.is_final(value):
                     ends.append((pending.task_id, value))
-                elif value != (latest or b""):
+                elif value != (latest or NOT_STORED):
                     changes.append((pending, latest, value))
             self._registry.deliver(ends)
             self._registry.deliver_states(changes)

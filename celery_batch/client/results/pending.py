@@ -27,9 +27,11 @@ from celery_batch.processes.per_process import PerProcess
 from celery_batch.protocol import STARTED_ID, BatchInfo, read_facts
 
 __all__ = [
+    "NOT_STORED",
     "POLL_FOLLOWED",
     "POLL_NOTIFIED",
     "POLL_UNNOTIFIED",
+    "TOO_LARGE",
     "Callback",
     "PendingResult",
     "PendingResults",
@@ -45,6 +47,12 @@ POLL_NOTIFIED, POLL_UNNOTIFIED, POLL_FOLLOWED = 0.9, 0.2, 0.5
 
 #: Seconds after which a result may well be stored although no notification has come.
 STALE = 1.0
+
+#: The `value` of a task that has ended, if it is too large for a notification.
+TOO_LARGE = b""
+
+#: What is stored of a task where nothing is: it was deleted, has expired, or never was.
+NOT_STORED = b""
 
 #: Called once, without arguments, by the thread that receives the result.
 Callback = Callable[[], object]
@@ -98,9 +106,9 @@ class PendingResult:
         self.is_notified = False
         #: When the task was sent or its result was last polled.
         self.checked_at = 0.0
-        #: The stored value, still encoded; empty if it is too large for a notification.
+        #: The stored value, still encoded, or `TOO_LARGE`; None until the task has ended.
         self.value: bytes | None = None
-        #: What was stored before the end, still encoded, as far as we know; empty once deleted.
+        #: What was stored before the end, still encoded, or `NOT_STORED`; None if not known.
         self.latest: bytes | None = None
         #: The facts of its batch, still encoded, and the task's place in the batch.
         self.facts: tuple[bytes, int] | None = None
@@ -302,7 +310,7 @@ class PendingResults(PerProcess):
         """Take in what polls have found of tasks that have not ended; call state callbacks."""
         callbacks: list[Callback] = []
         with self._lock:
-            for pending, before, value in polled:  # the value is empty if it was deleted
+            for pending, before, value in polled:
                 if pending.latest is before:  # else a notification during the poll is newer
                     callbacks += self._note_state(pending, value)
         _call_each(callbacks)

@@ -25,6 +25,7 @@ from celery_batch.client.results.futures import future_of, has_ended, is_rpc, re
 from celery_batch.client.results.listener import ResultReader, start_listener
 from celery_batch.client.results.meta import decode_meta
 from celery_batch.client.results.pending import (
+    TOO_LARGE,
     Callback,
     PendingResult,
     PendingResults,
@@ -162,8 +163,11 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
 
     @property
     def _cache(self) -> dict[str, Any] | None:
-        """What is known of the task, if it has ended."""
-        # Celery's joins look here before they wait in Celery's way, in which it is waited for then.
+        """
+        The task's meta data, if it has ended; else Celery is told of the end from now on.
+
+        Celery's joins read it just before they wait by themselves, and have no other hook.
+        """
         meta = self._open()
         if meta is None and not self._waits_as_celery_does:
             self._go_native()
@@ -239,10 +243,10 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         """Decode what was received, in the thread that wants it."""
         if self._meta is None:
             value = self._pending.value
-            if value:
-                self._maybe_set_cache(decode_meta(self.backend, value))
-            elif value is not None:
+            if value == TOO_LARGE:
                 self._maybe_set_cache(self.backend.get_task_meta(self.id))
+            elif value is not None:
+                self._maybe_set_cache(decode_meta(self.backend, value))
         return self._meta
 
     def _get_task_meta(self) -> Any:

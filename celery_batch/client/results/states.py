@@ -15,6 +15,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import EagerResult, assert_will_not_block
 
 from celery_batch.client.results.futures import Poller, keep_rpc_address, require_backend
+from celery_batch.client.results.pending import NOT_STORED, TOO_LARGE
 from celery_batch.client.results.waiting import LoopWaker
 from celery_batch.compat.tasks import raise_parent_error
 
@@ -115,7 +116,7 @@ class StateIterator:
         if latest is not None and latest != self._seen:
             self._seen = latest
             with suppress(Exception):  # the caller who wants the result meets the error
-                return self._decoded_state(latest) if latest else states.PENDING
+                return states.PENDING if latest == NOT_STORED else self._decoded_state(latest)
         if pending.value is None:
             return None
         if self._result.has_payload:
@@ -140,7 +141,7 @@ class StateIterator:
         """Return whether the backend has to be asked, because no listener receives the states."""
         result = self._result
         pending = None if result.parent else result.notified
-        if pending is None or pending.value == b"":  # which is too large to be sent
+        if pending is None or pending.value == TOO_LARGE:
             return True
         if pending.value is None:
             return False

@@ -18,7 +18,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from celery_batch.client.results.futures import future_of, has_ended
 from celery_batch.client.results.listener import TIMEOUT, listener_for
-from celery_batch.client.results.pending import PendingResult
+from celery_batch.client.results.pending import TOO_LARGE, PendingResult
 
 __all__ = [
     "LoopWaker",
@@ -165,7 +165,7 @@ async def wait_until_ended(result: Any, deadline: float = math.inf) -> bool:
     pending = None if result.parent else result.notified
     if pending is not None:
         await _wait_for_notification(pending, deadline)
-        if pending.value != b"":  # else it is too large to be sent
+        if pending.value != TOO_LARGE:
             return pending.value is not None
     future = future_of(result)
     try:
