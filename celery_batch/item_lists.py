@@ -7,13 +7,18 @@ from typing import Any
 
 from celery_batch.formatting import with_article
 
-__all__ = ["refuse_one_value"]
+__all__ = ["is_list", "refuse_one_value"]
+
+
+def is_list(items: Any) -> bool:
+    """Return whether it holds items; the letters of a text and a dict's keys are hardly meant."""
+    can_iterate = hasattr(items, "__iter__") or hasattr(items, "__getitem__")
+    return can_iterate and not isinstance(items, (str, bytes, bytearray, Mapping))
 
 
 def refuse_one_value(taker: str, items: Iterable[Any], one: str = "[item]") -> None:
-    """Raise TypeError for a text or a mapping, whose letters or keys are hardly meant as items."""
-    is_list = hasattr(items, "__iter__") or hasattr(items, "__getitem__")
-    if not is_list or isinstance(items, (str, bytes, bytearray, Mapping)):
+    """Raise TypeError for what is no list of items, such as a text."""
+    if not is_list(items):
         raise TypeError(
             f"{taker} takes a list of items, got {with_article(type(items).__name__)}; for one item"
             f" write {one}"

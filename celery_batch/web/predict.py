@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import queue
 import socket
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any, Literal
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -43,7 +41,11 @@ from celery_batch.client.results.listener import (
     listener_for,
     wait_for_listener,
 )
-from celery_batch.client.results.waiting import wait_until_ended, warn_if_loop_blocks
+from celery_batch.client.results.waiting import (
+    block_until_ended,
+    wait_until_ended,
+    warn_if_loop_blocks,
+)
 from celery_batch.client.revoke import revoke_soon
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.deadline import waiting_until
@@ -57,6 +59,7 @@ from celery_batch.errors import (
     QueueFull,
 )
 from celery_batch.formatting import with_article
+from celery_batch.item_lists import is_list
 from celery_batch.payloads.store import StoreError
 from celery_batch.serialization.encode_errors import explained_items
 from celery_batch.web.errors import LOGIN_REFUSED, BackendUnreachable, TaskFailed, task_error
@@ -153,8 +156,7 @@ def predict(
                     for result in _as_completed(results, deadline):
                         _check_refusal(results, result)
             else:
-                received = queue.SimpleQueue[None]()
-                all(_has_come(result, deadline, received) for result in results)
+                all(block_until_ended(result, deadline) for result in results)
     until = deadline if expires is None else min(deadline, deadline - timeout + expires)
     return _outputs(task.name, results, until, return_exceptions=return_exceptions)
 
@@ -196,7 +198,7 @@ async def apredict(
 
 def _listed(items: Iterable[Any]) -> list[Any]:
     """Return items as a list; a body's field may be anything."""
-    if isinstance(items, (str, bytes, bytearray, Mapping)) or not isinstance(items, Iterable):
+    if not is_list(items):
         raise InvalidRow(f"items must be a list, got {with_article(type(items).__name__)}")
     return list(items)
 
@@ -299,24 +301,28 @@ def _sending(app: Any, deadline: float) -> Iterator[None]:
     except BackendUnreachable:
         raise
     except (PartlySent, *_UNREACHABLE, OSError) as error:
+        cause: BaseException = error
         if isinstance(error, PartlySent):
             _revoke_unfinished(app, error.sent)
-        cause = error.__cause__ if isinstance(error, PartlySent) and error.__cause__ else error
+            cause = error.__cause__ or error
         # Py-amqp raises OSError itself for a closed connection.
         if not (isinstance(cause, _UNREACHABLE) or type(cause) is OSError):
             raise cause from None  # a call that could not be encoded, say
-        # A connection or a read ends at the deadline, or earlier by a setting.
-        has_timed_out = isinstance(cause.__cause__ or cause, (RedisTimeoutError, TimeoutError))
-        is_over = has_timed_out and time.monotonic() >= deadline
-        is_late = isinstance(error, TimeoutError) or is_over
-        if is_late and deadline - began < _PAUSE:
+        gave_up = isinstance(error, TimeoutError)  # by our own limit
+        if deadline - began < _PAUSE and (gave_up or _has_timed_out(cause, deadline)):
             raise DeadlineExceeded("The timeout passed before the calls were sent.") from error
-        if not isinstance(error, TimeoutError) and _is_disconnected(cause):
+        if not gave_up and _is_disconnected(cause):
             _note_away(app, cause)
         if isinstance(error, BrokerUnreachable):
             raise
         reason = str(error) or "it has not answered in time"
         raise BrokerUnreachable(f"The broker has not accepted the calls: {reason}") from error
+
+
+def _has_timed_out(cause: BaseException, deadline: float) -> bool:
+    """Return whether a connection or a read has ended at the deadline, not earlier by a setting."""
+    timed_out = isinstance(cause.__cause__ or cause, (RedisTimeoutError, TimeoutError))
+    return timed_out and time.monotonic() >= deadline
 
 
 def _note_away(app: Any, error: object) -> None:
@@ -455,31 +461,6 @@ async def _all_end(results: Sequence[Any], deadline: float) -> None:
     for result in results:
         if not (_has_ended(result) or await wait_until_ended(result, deadline)):
             break
-
-
-def _has_come(result: Any, deadline: float, received: queue.SimpleQueue[None]) -> bool:
-    """Return whether a call has ended by the deadline."""
-    pending = result.notified
-    if pending is not None:
-        callback = partial(received.put, None)
-        if pending.registry.add_callback(pending, callback):
-            try:
-                received.get(timeout=max(deadline - time.monotonic(), 0.0))
-            except queue.Empty:  # to poll the backend may take seconds
-                return False
-            finally:
-                if pending.value is None:
-                    pending.registry.remove_callback(pending, callback)
-        if pending.value:
-            return True
-    left = deadline - time.monotonic()
-    if left <= 0:
-        return False
-    try:
-        result.get(timeout=left, propagate=False)
-    except CeleryTimeoutError:
-        return False
-    return True
 
 
 def _outputs(

@@ -23,6 +23,7 @@ from celery_batch.client.results.pending import TOO_LARGE, PendingResult
 __all__ = [
     "LoopWaker",
     "ThreadWaiter",
+    "block_until_ended",
     "is_stored_elsewhere",
     "wait_until_ended",
     "warn_if_loop_blocks",
@@ -158,6 +159,36 @@ def is_stored_elsewhere(backend: Any, app: Any) -> bool:
 def _place(backend: Any) -> tuple[Any, Any]:
     url = backend.as_uri(include_password=True)  # without, two databases look the same
     return url, getattr(backend, "connparams", None)
+
+
+def block_until_ended(result: Any, deadline: float) -> bool:
+    """Return whether a result's task ends by a deadline, for a thread; it may have failed."""
+    pending = result.notified
+    if pending is not None:
+        _block_until_notified(pending, deadline)
+        if pending.value != TOO_LARGE:
+            return pending.value is not None
+    left = deadline - time.monotonic()
+    if left <= 0:
+        return False
+    try:
+        result.get(timeout=left, propagate=False)
+    except CeleryTimeoutError:
+        return False
+    return True
+
+
+def _block_until_notified(pending: PendingResult, deadline: float) -> None:
+    received = queue.SimpleQueue[None]()
+    callback = partial(received.put, None)
+    if not pending.registry.add_callback(pending, callback):
+        return
+    try:
+        with suppress(queue.Empty):  # then the backend is not asked: that may take seconds
+            received.get(timeout=max(deadline - time.monotonic(), 0.0))
+    finally:
+        if pending.value is None:
+            pending.registry.remove_callback(pending, callback)
 
 
 async def wait_until_ended(result: Any, deadline: float = math.inf) -> bool:
