@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from celery import Task
 from kombu.exceptions import EncodeError, OperationalError
 
-from celery_batch.call_values import check_arguments, readable_options
+from celery_batch.call_options import check_arguments, readable_options
 from celery_batch.compat.older_celery import is_lost_backend
 from celery_batch.compat.tasks import send_groups_with
 from celery_batch.defaults import Items, Seconds

@@ -11,13 +11,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from celery_batch.batching.policy import BatchPolicy, is_above_zero, require
 from celery_batch.batching.shapes import are_ascending
 from celery_batch.defaults import SETTINGS
 from celery_batch.errors import ConfigurationError
+from celery_batch.formatting import did_you_mean
 
 __all__ = [
     "FAST_PATHS",
@@ -28,7 +28,6 @@ __all__ = [
     "Settings",
     "SettingsSnapshot",
     "changeable_options",
-    "did_you_mean",
     "disabled_fast_paths",
     "is_above_zero",
     "isolates_failures",
@@ -101,18 +100,6 @@ FAST_PATHS = (
     "notify",
     "acknowledge",
 )
-
-#: How alike names have to be for one to be hinted at, of 1: channel is not meant as exchange.
-_ALIKE = 0.7
-
-#: What options are called elsewhere; the names that look most like these mean something else.
-_USUAL_NAMES = {
-    "batch_size": "max_batch_size",
-    "batch_max_size": "max_batch_size",  # the setting's name
-    "flush_every": "max_batch_size",  # celery-batches' names
-    "flush_interval": "max_wait",
-    "timeout": "time_limit",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,14 +359,6 @@ def milliseconds_warnings(name: str, policy: BatchPolicy) -> list[str]:
         for option, (value, suspicious) in waits.items()
         if value >= suspicious and policy.max_batch_size > 1
     ]
-
-
-def did_you_mean(name: str, known: Any) -> str:
-    """Return a hint at the nearest known name, or nothing."""
-    public = sorted(each for each in known if not each.startswith("_"))
-    usual = _USUAL_NAMES.get(name)
-    near = [usual] if usual in public else get_close_matches(name, public, n=1, cutoff=_ALIKE)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _without_namespace(key: str, namespace: str | None) -> str:

@@ -22,8 +22,9 @@ from kombu.entity import Queue
 
 from celery_batch.batching.policy import require
 from celery_batch.compat.older_celery import is_pydantic
-from celery_batch.config import HIGHEST_PRIORITY, did_you_mean
+from celery_batch.config import HIGHEST_PRIORITY
 from celery_batch.errors import ConfigurationError
+from celery_batch.formatting import did_you_mean
 from celery_batch.runtime.model import Model
 
 __all__ = [

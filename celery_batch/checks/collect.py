@@ -43,8 +43,9 @@ from celery_batch.cluster.control_client import ControlClient, impatient_connect
 from celery_batch.cluster.state import runs_batches
 from celery_batch.compat.fast_paths import FastPaths, PathState
 from celery_batch.compat.results import shown_url
-from celery_batch.config import FAST_PATHS, Settings, did_you_mean
+from celery_batch.config import FAST_PATHS, Settings
 from celery_batch.errors import ConfigurationError
+from celery_batch.formatting import did_you_mean
 from celery_batch.items.shapes import check_padding_cost
 from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.payloads.store import (

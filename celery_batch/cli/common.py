@@ -17,8 +17,8 @@ import click
 
 from celery_batch.backfill.inputs import Arguments, Input, some_fit
 from celery_batch.batches import Batches, takes_no_rows
-from celery_batch.config import did_you_mean
 from celery_batch.errors import BackfillError, BatchError, ConfigurationError
+from celery_batch.formatting import did_you_mean
 from celery_batch.items.functions import item_cost_of
 from celery_batch.task import BatchTask
 from celery_batch.worker.scheduling.routing import batch_tasks

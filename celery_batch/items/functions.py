@@ -10,8 +10,9 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 
 from celery_batch.compat.billiard import terminate_handler_fired
-from celery_batch.config import did_you_mean, is_above_zero, require
+from celery_batch.config import is_above_zero, require
 from celery_batch.errors import ConfigurationError, InvalidKey
+from celery_batch.formatting import did_you_mean
 from celery_batch.runtime import failures
 from celery_batch.runtime.item_cost import ItemCost
 from celery_batch.runtime.registry import key_option

@@ -17,8 +17,9 @@ from typing import Any, Self
 
 import yaml
 
-from celery_batch.config import LARGEST_BATCH, did_you_mean
+from celery_batch.config import LARGEST_BATCH
 from celery_batch.errors import ConfigurationError
+from celery_batch.formatting import did_you_mean
 from celery_batch.runtime.devices import discover
 
 __all__ = ["ServeConfig", "devices_of", "make_config", "read_config"]

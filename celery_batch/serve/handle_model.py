@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from billiard.exceptions import SoftTimeLimitExceeded
 
-from celery_batch.config import did_you_mean
 from celery_batch.errors import BatchError, ConfigurationError, MessageRefused, WrongResultCount
+from celery_batch.formatting import did_you_mean
 from celery_batch.runtime.devices import require_seen, usable_cores
 from celery_batch.runtime.failures import is_device_broken
 from celery_batch.runtime.model import Model

@@ -17,11 +17,11 @@ from celery_batch.batching.policy import DEFAULT_LINGER, BatchPolicy
 from celery_batch.compat.celery import allow_delayed_replies
 from celery_batch.config import (
     changeable_options,
-    did_you_mean,
     milliseconds_warnings,
     policy_of,
 )
 from celery_batch.errors import ConfigurationError
+from celery_batch.formatting import did_you_mean
 from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.control.pause import PauseControl
 from celery_batch.worker.control.reload import REPLY_AFTER, ModelReload
