@@ -85,7 +85,6 @@ class BatchJob:
         self._scheduler = scheduler
         #: Whether it has left its slot.
         self.has_ended = False
-        self._reported = False
         #: Guards the end and the requests: pools may report on threads, and a signal handler
         #: may run on top of us.
         self._lock = threading.RLock()
@@ -128,13 +127,13 @@ class BatchJob:
             self._is_leaving = True
         self._keep([not is_revoked(request) for request in self.requests])
         if not self.requests:
-            self._end(FollowUp())
+            self._end_without_run()
             raise TaskRevokedError(self.id)
         try:
             result = self._submit(pool)
         except Exception as error:
             if state.should_terminate or state.should_stop is not None:
-                self._end(FollowUp())  # a pool of threads that is closing raises this
+                self._end_without_run()  # a pool of threads that is closing raises this
             else:
                 logger.exception("Could not send a batch of %s to the pool", self.task.name)
                 self._on_failure(error_info(error))
@@ -202,11 +201,11 @@ class BatchJob:
             # A pool that is closing returns None; unacknowledged, the messages go
             # back to the broker with the connection.
             # (The solo pool returns None as well, but after it has run the batch.)
-            self._end(FollowUp())
+            self._end_without_run()
 
     def forget(self) -> None:
         """Give up requests that will not run here: their messages went back to the broker."""
-        self.has_ended = self._reported = True
+        self.has_ended = True
         for request in self.requests:
             task_ready(request)
 
@@ -279,19 +278,26 @@ class BatchJob:
         if isinstance(answer, ExceptionInfo):  # solo and threads report an exit of the model so
             self._on_failure(answer)
             return
-        requests, began = self._close(), self.began or time.monotonic()
-        found, asked = len(answer.results), len(requests)
+        requests = self._close()
+        if requests is None:
+            return
+        began, found, asked = self.began or time.monotonic(), len(answer.results), len(requests)
         if found == asked:
             self.answer = answer
-            self._end(after_answer(requests, answer, began=began))
-            return
-        # The requests were given up meanwhile; else it is a fault, and each caller gets an answer.
-        self.error = BatchError(f"the pool process returned {found} results for {asked} requests")
-        einfo = error_info(self.error)
-        self._end(after_failure(self.task, requests, einfo, began=began, was_alone=False))
+            follow_up = after_answer(requests, answer, began=began)
+        else:  # a fault, and each caller gets an answer
+            self.error = BatchError(
+                f"the pool process returned {found} results for {asked} requests"
+            )
+            einfo = error_info(self.error)
+            follow_up = after_failure(self.task, requests, einfo, began=began, was_alone=False)
+        self._scheduler.on_end(self, follow_up)
 
     def _on_failure(self, einfo: Any, **_: Any) -> None:
-        requests, self.error = self._close(), unwrapped(einfo)
+        requests = self._close()
+        if requests is None:
+            return
+        self.error = unwrapped(einfo)
         follow_up = after_failure(
             self.task,
             requests,
@@ -300,24 +306,25 @@ class BatchJob:
             was_alone=len(requests) == 1 and not self.neighbours,
             load_seconds=self._scheduler.load_seconds,
         )
-        self._end(follow_up)
+        self._scheduler.on_end(self, follow_up)
 
     def _on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001 (the pool's signature)
         if soft:  # a hard one is reported as a failure
             for request in self.requests:
                 HandlerCall(request, request.on_timeout, (soft, timeout)).call()
 
-    def _close(self) -> list[Any]:
-        """End the job, and return its requests; none if it had ended before."""
+    def _close(self) -> list[Any] | None:
+        """End the job, and return its requests; None if it had ended before."""
         with self._lock:
-            requests, self.has_ended = [] if self.has_ended else list(self.requests), True
-        return requests
+            if self.has_ended:
+                return None
+            self.has_ended = True
+            return list(self.requests)
 
-    def _end(self, follow_up: FollowUp) -> None:
-        self.has_ended = True
-        if not self._reported:
-            self._reported = True
-            self._scheduler.on_end(self, follow_up)
+    def _end_without_run(self) -> None:
+        """End the job; the messages of what is left in it go back to the broker."""
+        if self._close() is not None:
+            self._scheduler.on_end(self, FollowUp())
 
 
 #: Guards Celery's counters, which batches of two threads may change at once.

@@ -95,9 +95,8 @@ class TaskQueue:
         self._item_key = item_key_of(task)
         #: What a call of the model costs beside its rows, as far as that is learnt.
         self.call_cost = cost = CallCost()
-        self._by_key = None if self._item_key is None else KeyedBatcher[Any](policy, cost)
-        by_key = self._by_key
-        self._batcher: AnyBatcher[Any] = Batcher(policy, cost) if by_key is None else by_key
+        kind = Batcher[Any] if self._item_key is None else KeyedBatcher[Any]
+        self._batcher: AnyBatcher[Any] = kind(policy, cost)
         #: What chooses the batcher's policy, if the task has a latency target.
         self.target: TargetTracker | None = None
         if policy.target_latency is not None:
@@ -209,7 +208,7 @@ class TaskQueue:
             task_request.measure(self._policy, self._item_cost, self._item_key)
         if self._row_digest is not None and task_request.row_digest is None:
             task_request.compute_digest(self._row_digest)
-        if is_new and self._by_key is not None:
+        if is_new and self._item_key is not None:
             self._unseen_bodies -= 1
             if self._unseen_bodies < 0:
                 self._unseen_bodies = _EVERY
@@ -297,7 +296,7 @@ class TaskQueue:
         left = max(fit(batches), batches - requests, 0)
         if ahead and (window := self._window):
             # Of keys a batch's worth at once: one by one, each message would cost a round trip.
-            is_worth_it = self._by_key is None or fit(batches + window - 1) >= 0
+            is_worth_it = self._item_key is None or fit(batches + window - 1) >= 0
             left = max(left, min(fit(batches + window), ahead) if is_worth_it else 0)
         return left
 
@@ -305,11 +304,11 @@ class TaskQueue:
     def _window(self) -> int:
         """From how many more batches' worth of requests a batch is chosen."""
         window = self.policy.sort_window if self.policy.sorts else 0
-        if self._by_key is None:
+        if not isinstance(self._batcher, KeyedBatcher):
             return window
-        if len(self._by_key) * self._body_bytes > _MOST_BYTES:
+        if len(self._batcher) * self._body_bytes > _MOST_BYTES:
             return 0
-        return window + min(self._by_key.keys, KEY_WINDOW)
+        return window + min(self._batcher.keys, KEY_WINDOW)
 
     def rows_of(self, urgency: int) -> int:
         """Return how many rows of exactly this urgency wait."""
@@ -456,8 +455,8 @@ class TaskQueue:
         """Return what there is only with certain options of the task."""
         policy, task, reuse = self.policy, self.task, tally.reuse
         report: dict[str, Any] = {}
-        if self._by_key is not None:
-            report["keys"] = self._by_key.keys
+        if isinstance(self._batcher, KeyedBatcher):
+            report["keys"] = self._batcher.keys
         if policy.max_batch_cost is not None:
             call_cost = self.call_cost.value
             report["max_batch_cost"] = policy.max_batch_cost
