@@ -55,8 +55,8 @@ _AT_ONCE = 64
 _FETCH_EVERY = 1.0
 
 
-class Wanted(NamedTuple):
-    """What to fetch."""
+class FetchPlan(NamedTuple):
+    """What the next fetch is to read."""
 
     lists: list[str]  # in this order, key prefix included
     queues: list[str]  # the queue of each
@@ -87,12 +87,12 @@ class QueueLists:
             self._name(*each) for each in product(channel.active_queues, channel.priority_steps)
         ]
 
-    def wanted(self, credit: int, most: int) -> Wanted:
+    def plan(self, credit: int, most: int) -> FetchPlan:
         """Return what to fetch; `credit` is what is left of the prefetch."""
         steps, queues = self._channel.priority_steps, self._pop.queues()
         usable = {queue: self._usable(queue, steps, credit) for queue in queues}
         if not any(map(any, usable.values())):
-            return Wanted([], [], most, "")
+            return FetchPlan([], [], most, "")
         guaranteed = {queue: self._guaranteed(queue, steps, credit) for queue in queues}
         places = [
             (name, queue, at)
@@ -101,7 +101,7 @@ class QueueLists:
         ]
         first = [(name, queue, n) for name, queue, at in places if (n := guaranteed[queue][at])]
         others = [(name, queue, n) for name, queue, at in places if (n := usable[queue][at])]
-        return Wanted(
+        return FetchPlan(
             [name for name, *_ in (*first, *others)],
             [queue for _, queue, _ in (*first, *others)],
             min([most, *(n for *_, n in others)]),
@@ -146,7 +146,7 @@ class BulkFetch:
         self._pop = BlockingPop(channel)
         self._lists = QueueLists(channel, self._pop, scheduler)
         #: What was fetched last.
-        self._fetched = Wanted([], [], 0, "")
+        self._fetched = FetchPlan([], [], 0, "")
         self._fetched_at = 0.0
         #: The lists that were empty, until the next wakeup.
         self._empty: frozenset[str] = frozenset()
@@ -200,12 +200,12 @@ class BulkFetch:
         idle = self._empty | self._lists.blocked
         if is_soon and idle and idle.issuperset(self._lists.all()):
             return
-        wanted = self._lists.wanted(self._credit(), _AT_ONCE)
-        lists, most = wanted.lists, wanted.most
+        plan = self._lists.plan(self._credit(), _AT_ONCE)
+        lists, most = plan.lists, plan.most
         if not lists or (is_soon and self._empty.issuperset(lists)):
             return
         keys, lease = self._lease.keys, self._lease
-        self._empty, self._fetched = frozenset(), wanted
+        self._empty, self._fetched = frozenset(), plan
         self._fetched_at = now
         self._pop.note_sent(now)
         names = [keys.index, keys.unacked, keys.owner_of, keys.held, keys.due, keys.alive]
@@ -220,7 +220,7 @@ class BulkFetch:
             keys.owner,
             lease.description,
             lease.milliseconds,
-            wanted.reserved,
+            plan.reserved,
             *self._ordinary_arguments(most),
         )
 

@@ -196,7 +196,7 @@ def test_guaranteed_places_are_read_although_the_more_urgent_list_is_blocked(
     monkeypatch.setattr(lists, "_guaranteed", lambda *_: [0, 3])
     lists.blocked = frozenset({"mail0"})
 
-    assert (["mail6"], ["mail"], 64, "3") == lists.wanted(64, 64)
+    assert (["mail6"], ["mail"], 64, "3") == lists.plan(64, 64)
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_a_blocked_list_is_not_read(lists: QueueLists, worker: Worker):
     crowds.add(Call("urgent", worker.events), urgency=0)
     lists.tasks["mail"] = lists.tasks["pairs"] = {"crowds"}
 
-    assert ["mail6", "pairs6", "mail0", "pairs0", "mail6", "pairs6"] == lists.wanted(64, 64)[0]
+    assert ["mail6", "pairs6", "mail0", "pairs0", "mail6", "pairs6"] == lists.plan(64, 64)[0]
 
     lists.blocked = frozenset({"mail6"})
 
@@ -227,8 +227,8 @@ def test_a_blocked_list_is_not_read(lists: QueueLists, worker: Worker):
         ["pairs", "mail", "pairs", "pairs"],
         64,
         "8",
-    ) == lists.wanted(64, 64)
+    ) == lists.plan(64, 64)
 
     lists.blocked = frozenset(lists.all())
 
-    assert ([], [], 64, "") == lists.wanted(64, 64)
+    assert ([], [], 64, "") == lists.plan(64, 64)
