@@ -268,14 +268,35 @@ def test_names_of_files_may_be_any_bytes(tmp_path):
     assert 64 == len(Input(str(tmp_path)).identity)
 
 
-def test_inputs_are_told_apart(tmp_path):
-    """Another size or another beginning is another input."""
+@pytest.mark.parametrize("size", [2, 1 << 16, (1 << 16) + 1, 100_001, 1 << 22, 50_000_001])
+def test_inputs_are_told_apart(tmp_path, size):
+    """Of files of one size those are different that differ in their beginning, middle or end."""
     path = tmp_path / "in.jsonl"
-    path.write_text("1\n")
-    first = Input(str(path)).identity
-    path.write_text("2\n")
+    path.write_bytes(bytes(size))
+    found = [Input(str(path)).identity]
+    for first, end in ((0, 1), (size - 1, size), (size // 3, size // 3 * 2)):
+        with path.open("r+b") as file:
+            file.seek(first)
+            file.write(b"1" * (end - first))
+        found.append(Input(str(path)).identity)
+    path.write_bytes(path.read_bytes() + b"1")
+    found.append(Input(str(path)).identity)
 
-    assert first != Input(str(path)).identity
+    assert (4 if size == 2 else 5) == len(set(found))
+
+
+def test_every_byte_of_a_usual_file_counts(tmp_path):
+    """A file of at most 4 MiB is compared as a whole."""
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(bytes(1 << 22))
+    found = {Input(str(path)).identity}
+    for byte in range(0, 1 << 22, 65_521):
+        with path.open("r+b") as file:
+            file.seek(byte)
+            file.write(b"1")
+        found.add(Input(str(path)).identity)
+
+    assert len(range(0, 1 << 22, 65_521)) + 1 == len(found)
 
 
 def test_parquet_knows_its_rows(tmp_path):

@@ -36,6 +36,20 @@ def test_an_array_goes_in_and_out(setup):
     assert ["in.npy", "out.npy", "out.npy.about"] == sorted(p.name for p in setup.folder.iterdir())
 
 
+def interrupt(setup, kill, *options):
+    """Begin a backfill of vectors, and end it when some have an output."""
+    process = setup.begin("backfill_tasks.scaled", *files(setup), *options)
+    partial = setup.folder / "out.npy.partial"
+    until = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < until:
+        if partial.exists() and partial.stat().st_size > 30_000:
+            process.send_signal(kill)
+            break
+        time.sleep(0.005)
+    process.wait(60)
+    assert not (setup.folder / "out.npy").exists()
+
+
 _THOROUGH = pytest.mark.thorough("each way to end a backfill of an array, in each order")
 
 
@@ -53,21 +67,27 @@ _THOROUGH = pytest.mark.thorough("each way to end a backfill of an array, in eac
 def test_a_killed_backfill_of_an_array_goes_on(setup, kill, options):
     """The same command ends with all rows, each in its place."""
     np.save(setup.folder / "in.npy", vectors())
-    process = setup.begin("backfill_tasks.scaled", *files(setup), *options)
-    partial = setup.folder / "out.npy.partial"
-    until = time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < until:
-        if partial.exists() and partial.stat().st_size > 30_000:
-            process.send_signal(kill)
-            break
-        time.sleep(0.005)
-    process.wait(60)
-    assert not (setup.folder / "out.npy").exists()
+    interrupt(setup, kill, *options)
     done = setup.run("backfill_tasks.scaled", *files(setup), *options)
 
     assert 0 == done.returncode, done.stderr
     assert " 0 rows" not in done.stderr
     assert np.array_equal(2 * vectors(), np.load(setup.folder / "out.npy"))
+
+
+def test_other_values_of_the_same_shape_are_another_input(setup):
+    """A backfill does not go on with an array that differs in its last rows alone."""
+    np.save(setup.folder / "in.npy", vectors())
+    interrupt(setup, signal.SIGINT)
+    other = vectors()
+    other[-9:] += 1
+    np.save(setup.folder / "in.npy", other)
+    refused = setup.run("backfill_tasks.scaled", *files(setup))
+    anew = setup.run("backfill_tasks.scaled", *files(setup), "--restart")
+
+    assert (1, 0) == (refused.returncode, anew.returncode), anew.stderr
+    assert "the input has changed since; use --restart to start anew" in refused.stderr
+    assert np.array_equal(2 * other, np.load(setup.folder / "out.npy"))
 
 
 def test_rows_that_fail_are_filled_and_run_again(setup):
