@@ -60,6 +60,12 @@ _ERROR = re.compile(
 #: The first line of a traceback.
 _TRACEBACK = "Traceback (most recent call last)"
 
+#: What a worker's main process logs when a pool process ends, and before that at a hard limit.
+_LOSS = re.compile(
+    r"/MainProcess\] (?:(Hard time limit \S+ exceeded) for"
+    r"|Process '.+' pid:\d+ exited with '(.+)')"
+)
+
 #: What precedes an error's message and does not help a reader.
 _PREFIX = re.compile(r"^(\[.*?\] |celery_batch\.errors\.\w+: |Error: )")
 
@@ -96,9 +102,9 @@ class ProcessStatus:
     state: str
     #: When it was last started, or ended; in seconds since the epoch.
     since: float
-    #: How often it was started after the first time.
+    #: How often it, or the pool process of a worker, was started after the first time.
     restarts: int
-    #: Why it ended the last time; empty if it has not.
+    #: Why it, or the pool process, ended the last time; empty if none has.
     error: str
     #: Of its reaper; 0 if it does not run.
     pid: int
@@ -132,16 +138,37 @@ class ServedProcess(Supervised):
         self._env = {**env, DEVICE: device} if device else env
         self._since = time.time()
         self._log_begin = 0
+        #: Pool processes that the worker has replaced, and why the last of them ended.
+        self._losses, self._loss, self._limit = 0, "", ""
+        #: Up to where they were read in the log.
+        self._log_read = 0
 
     def check(self) -> None:
         """Start a process where none runs and the pause is over; keep the log small."""
         super().check()
         with suppress(OSError):  # the log was removed, or the disk is full
+            if self.device:
+                self._read_losses()
             if self.log.stat().st_size > _LARGEST_LOG:
                 # The processes write at its end, wherever that is.
                 shutil.copyfile(self.log, f"{self.log}.1")
                 os.truncate(self.log, 0)
-                self._log_begin = 0
+                self._log_begin = self._log_read = 0
+
+    def _read_losses(self) -> None:
+        """Count the pool processes that the worker has replaced since the last look."""
+        with self.log.open("rb") as file:
+            file.seek(self._log_read)
+            lines = [line for line in file if line.endswith(b"\n")]
+        self._log_read += sum(map(len, lines))
+        for found in map(_LOSS.search, (line.decode(errors="replace") for line in lines)):
+            if found is None:
+                continue
+            limit, end = found.groups()
+            if end:
+                self._losses += 1
+                self._loss = f"pool process: {self._limit or end}"
+            self._limit = limit or ""
 
     @property
     def state(self) -> str:
@@ -159,8 +186,8 @@ class ServedProcess(Supervised):
             self.device,
             self.state,
             self._since,
-            max(0, self.starts - 1),
-            self.error,
+            max(0, self.starts - 1) + self._losses,
+            self._loss or self.error,
             self.process.pid if self.process else 0,
         )
 
@@ -179,7 +206,7 @@ class ServedProcess(Supervised):
         return code
 
     def _ended(self, code: int) -> None:
-        self._since = time.time()
+        self._since, self._loss = time.time(), ""
         self.error, says_all = self._why_ended(code)
         self.last_lines = "" if says_all else self.process.tail()
         self.process.stop()  # which closes its pipe

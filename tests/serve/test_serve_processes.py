@@ -134,6 +134,38 @@ def test_the_status_says_why_a_process_has_ended(start, tmp_path, monkeypatch, p
     assert process.how_it_ended().startswith(f"web ended while it started: {reason}\n--- web: ")
 
 
+_LOSES = """
+import sys, time
+def say(text, end="\\n"):
+    print("[2026: ERROR/MainProcess] " + text, end=end, flush=True)
+say("Hard time limit (4s) exceeded for New.predict[1]")
+say("Process 'ForkPoolWorker-1' pid:7 exited with 'signal 15 (SIGTERM)'")
+say("Task New.predict[2] raised unexpected: ValueError('exited with')")
+say("Process 'ForkPoolWorker-2' pid:8 exited with 'exitcode 4'")
+say("Process 'ForkPoolWorker-3' pid:9 exited with 'signal", end="")
+while "go on" not in open("{log}").read():
+    time.sleep(0.01)
+print(" 9 (SIGKILL)'")
+say("Hard time limit (4.5s) exceeded for New.predict[1]")
+say("Process 'ForkPoolWorker-4' pid:9 exited with 'signal 15 (SIGTERM)'")
+time.sleep(60)
+"""
+
+
+def test_pool_processes_that_a_worker_replaces_are_counted(start, tmp_path):
+    """Each counts once, with the time limit if that has ended it."""
+    worker = start(_LOSES.replace("{log}", str(tmp_path / "go")), device="cpu")
+    (tmp_path / "go").touch()
+    until(worker, lambda: worker.status().restarts == 2)
+    first = worker.status().error
+    (tmp_path / "go").write_text("go on")
+    until(worker, lambda: worker.status().restarts == 4)
+
+    assert "pool process: exitcode 4" == first
+    assert "pool process: Hard time limit (4.5s) exceeded" == worker.status().error
+    assert ("starting", "") == (worker.state, worker.error)
+
+
 def test_an_error_that_says_all_is_shown_without_the_log(start, monkeypatch):
     """A setting that is wrong needs no more than the worker's one line."""
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 60.0)

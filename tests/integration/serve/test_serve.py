@@ -212,6 +212,19 @@ def test_a_killed_redis_is_back(serving):
     assert 200 == serving.post({"name": "later"})[0]
 
 
+def test_the_status_counts_replaced_pool_processes(serving):
+    """The worker replaces its pool process by itself; the status shows that, and why."""
+    before = serving.process("cpu-0").restarts
+    status, answer = serving.post({"name": "mortal", "die": uuid4().hex})
+    serving.until(lambda: "" if serving.process("cpu-0").restarts > before else "not counted yet")
+    after = serving.process("cpu-0")
+    (line,) = (line for line in serving.status() if line.startswith("cpu-0"))
+
+    assert (200, "mortal") == (status, answer["task_info"]["name"])
+    assert before + 1 == after.restarts
+    assert line.endswith("pool process: signal 9 (SIGKILL)")
+
+
 def _why_no_loop(status):
     in_loop = status.state == "crashing" and "the weights are broken" in status.error
     return "" if in_loop else f"{status.state}: {status.error}"
