@@ -1,10 +1,11 @@
 """
 The health file of a worker, for container probes and systemd.
 
-A beat comes from the worker's event loop, never from a thread beside it, so that a hanging
-loop is noticed.  (Where the transport has no loop, Celery's timer is a thread.)  A broker
-that cannot be reached is no reason to restart the worker: its models are warm, and it
-connects by itself.  It is alive but not ready meanwhile.  Errors here are logged once.
+A beat comes from the worker's event loop, the first as that starts, and never from a thread
+beside it, so that a hanging loop is noticed.  (Where the transport has no loop, Celery's
+timer is a thread.)  A broker that cannot be reached is no reason to restart the worker: its
+models are warm, and it connects by itself.  It is alive but not ready meanwhile.  Errors here
+are logged once.
 
 Probes import this module many times a minute: it uses only the standard library.
 """

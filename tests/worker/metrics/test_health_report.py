@@ -209,7 +209,7 @@ def test_worker_without_its_broker_is_alive(tmp_path):
 
 
 def test_worker_reports_its_health(setup, tmp_path):
-    """A worker is ready when its loop runs, and reports its stop; systemd gets the same."""
+    """A worker whose log says ready is, and it reports its stop; systemd gets the same."""
     file = tmp_path / "health"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
@@ -219,16 +219,17 @@ def test_worker_reports_its_health(setup, tmp_path):
         first = manager.recv(1000)
 
         def why_not() -> str:
-            found = HealthState.read(file)
-            return found.why_not_ready(time.monotonic()) if found else "no report"
+            return "" if f"{worker.name} ready." in worker.log else "starts"
 
         wait_until(why_not, [worker.child], what="the worker", timeout=60)
+        at_first = HealthState.read(file).why_not_ready(time.monotonic())
         pid = worker.pid
         second = manager.recv(1000)
         worker.stop()
         found = HealthState.read(file)
 
     assert b"STATUS=The worker is starting." == first
+    assert "" == at_first
     assert second.startswith(b"READY=1\n")
     assert ("stopping", pid) == (found.state, found.pid)
     assert "has ended" in found.why_not_alive(time.monotonic())
