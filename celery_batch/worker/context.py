@@ -24,6 +24,7 @@ class WorkerContext:
     #: Serves the metrics, if the settings ask for that, with these queues' depths.
     serve_metrics: Callable[[list[str]], None] = lambda _: None
     metrics_url: str | None = None  # where they are served
+    has_noted_events: bool = False  # whether it was logged that events were turned on at run time
 
     @classmethod
     def of(cls, worker: Any) -> WorkerContext:

@@ -39,8 +39,8 @@ app.conf.update(
     result_expires=600,
     broker_connection_retry_on_startup=True,
     batch_cache_url=patient_cache(os.environ.get("CELERY_RESULT_BACKEND", "")),
-    **json.loads(os.environ.get("TESTS_CONF", "{}")),
 )
+app.conf.update(json.loads(os.environ.get("TESTS_CONF", "{}")))
 
 #: Enough for the items of one test to meet; a batch of one leaves after it as well.
 COMPANY = {"max_batch_size": 16, "linger": 0.1, "max_wait": 1.0}

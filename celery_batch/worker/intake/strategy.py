@@ -45,6 +45,13 @@ __all__ = ["FastPath", "batches"]
 
 logger = logging.getLogger(__name__)
 
+#: What a worker logs when it was not started with `-E`.
+_EVENTS_TURNED_ON = (
+    "Task events were turned on at run time: each item costs three messages more, and the intake"
+    " fast path is off; Flower turns them on every five seconds unless it has"
+    " --enable_events=False"
+)
+
 
 def batches(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
     """Return a handler for the messages of a batch task; called by Celery for each connection."""
@@ -117,6 +124,8 @@ class FastPath:
         self._add = add
         app, eventer = consumer.app, consumer.event_dispatcher
         self._eventer = eventer
+        #: Whether task events were on from the start, or it was logged that they are on now.
+        self._knows_events = wants_events(eventer, task)
         self._request = create_request_cls(
             symbol_by_name(task.Request), task, consumer.pool, consumer.hostname, eventer, app=app
         )
@@ -159,14 +168,24 @@ class FastPath:
     def _is_rare(self, message: Any) -> bool:
         consumer = self._consumer
         return bool(
-            message.headers.get("eta") is not None
+            (wants_events(self._eventer, self._task) and self._note_events())
+            or message.headers.get("eta") is not None
             or not isinstance(message.payload, list)
             or signals.task_received.receivers
-            or wants_events(self._eventer, self._task)
             or (not consumer.disable_rate_limits and consumer.task_buckets[self._task.name])
             # After a lost connection acknowledgements widen the prefetch again.
             or (consumer.restart_count and not has_full_prefetch(consumer))
         )
+
+    def _note_events(self) -> bool:
+        """Log once for a worker that task events were turned on; return that they are on."""
+        if not self._knows_events:
+            self._knows_events = True
+            worker = ConsumerContext.of(self._consumer).worker
+            if not worker.has_noted_events:
+                worker.has_noted_events = True
+                logger.warning("%s", _EVENTS_TURNED_ON)
+        return True
 
     def _make(self, message: Any) -> Any:
         acknowledge, call_soon = message.ack_log_error, self._call_soon_ack

@@ -153,3 +153,21 @@ def test_the_worker_page_shows_batches(shared, flower):
 
     assert stats["models on"].startswith("cpu, idle ")
     assert re.search(r"batches of f\.hold</td>\s*<td[^>]*>\d+, of 1\.0 rows on average", page)
+
+
+def test_events_that_flower_turns_on_are_logged_with_their_cost(shared, flower):
+    """A worker without task events says once what turned them on, and what that costs."""
+    turned_on = "Task events were turned on at run time: each item costs three messages more"
+    conf = {"worker_send_task_events": False}
+    with shared.another(queue="quiet", conf=conf) as worker:
+
+        def is_logged():
+            shared.echo.apply_async(("first",), queue="quiet").get(timeout=30)
+            return turned_on in worker.log
+
+        eventually(is_logged, "events that were turned on")
+        others = [task.apply_async((2,), queue="quiet") for task in (shared.echo, shared.double)]
+        flower.tasks(others, "SUCCESS")
+
+        assert 1 == worker.log.count(turned_on)
+        assert "intake off (task events are on)" not in worker.log
