@@ -62,8 +62,9 @@ class LatencyModel:
         self.batches = 0
         #: Seconds between a process and its model, before and after a batch.
         self.overhead = 0.0
-        #: How many times its expected duration a slow batch takes.
-        self.slowness = _DEFAULT_SLOWNESS
+        self._slowness = _DEFAULT_SLOWNESS
+        #: As of when it has to be computed again; None if it need not be.
+        self._judged_as_of: float | None = None
         self._weight = self._work = self._seconds = self._squares = self._products = 0.0
         #: When each was seen, and how many times its expected duration a call took.
         self._ratios: deque[tuple[float, float]] = deque(maxlen=_RECENT)
@@ -86,6 +87,19 @@ class LatencyModel:
     def usual_work(self) -> float:
         """The work of a batch on average, of late."""
         return self._work / self._weight if self._weight else 0.0
+
+    @property
+    def slowness(self) -> float:
+        """How many times its expected duration a slow batch takes."""
+        now, self._judged_as_of = self._judged_as_of, None
+        if now is not None and len(self._ratios) >= _MIN_BATCHES:
+            counted = [each for at, each in self._ratios if each < _OUTLIER or now < at + _COUNTS]
+            self._slowness = max(_quantile(counted), 1.0)
+        return self._slowness
+
+    @slowness.setter
+    def slowness(self, slowness: float) -> None:
+        self._slowness, self._judged_as_of = slowness, None
 
     def expected(self, work: float) -> float:
         """Return how long a call takes."""
@@ -128,13 +142,7 @@ class LatencyModel:
         self._forgets_at = recent[0][0] + _COUNTS if recent else inf
         seconds = [each for _, each in recent or self._overheads]
         self.overhead = _quantile(seconds) if recent else median(seconds)
-        self._judge_slowness(now)
-
-    def _judge_slowness(self, now: float) -> None:
-        if len(self._ratios) < _MIN_BATCHES:
-            return
-        counted = [each for at, each in self._ratios if each < _OUTLIER or now < at + _COUNTS]
-        self.slowness = max(_quantile(counted), 1.0)
+        self._judged_as_of = now
 
     def _plausible(self, work: float, seconds: float) -> float:
         """Return the expected duration that comes nearest to the one that was observed."""
@@ -155,7 +163,7 @@ class LatencyModel:
     def _is_usual(self, ratio: float, now: float) -> bool:
         """Return whether a duration is to be learnt from, given its ratio to the expected one."""
         self._ratios.append((now, ratio))
-        self._judge_slowness(now)
+        self._judged_as_of = now
         if 1 / _OUTLIER < ratio < _OUTLIER:
             self._outliers.clear()
             return True
