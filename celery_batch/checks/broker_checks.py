@@ -106,6 +106,13 @@ def eviction(facts: Facts) -> Iterator[Finding]:
             " twice.",
             _NO_EVICTION,
         )
+    elif most and used >= most:
+        yield problem(
+            f"The broker is full: it uses {used >> 20:,} MiB, all of its maxmemory, and refuses"
+            " calls and results, for which workers wait.",
+            "Give it more memory with CONFIG SET maxmemory, and write it into redis.conf; then"
+            " shorten result_expires, or bound queues with max_queue.",
+        )
     elif most and used > _NEARLY_FULL * most:
         yield warning(
             f"The broker uses {used / most:.0%} of its maxmemory; full, it refuses every call.",

@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from redis.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import OutOfMemoryError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_batch.compat.deadline import current_deadline
@@ -26,6 +26,7 @@ __all__ = [
     "allow_connections",
     "descriptor_of",
     "get_connection",
+    "is_full",
     "log_no_pushes",
     "packed",
     "read_reply",
@@ -213,6 +214,12 @@ def _read_answer(connection: Any) -> Any:
         return connection.read_response()
     except ResponseError as error:
         return error
+
+
+def is_full(error: Exception) -> bool:
+    """Return whether Redis has refused a command as its memory is full."""
+    # Redis before 7 wraps the error if it occurs in a script.
+    return isinstance(error, OutOfMemoryError) or "OOM command" in str(error)
 
 
 def descriptor_of(connection: Any) -> int:

@@ -12,11 +12,12 @@ from typing import Any
 from celery import bootsteps
 from celery.utils.functional import noop
 from celery.worker.state import maybe_shutdown
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import NoPermissionError, OutOfMemoryError, ResponseError
 
 from celery_batch.compat.celery import on_eta
 from celery_batch.compat.fast_paths import FastPaths, PathState
 from celery_batch.compat.kombu import missing_for_acks, missing_for_fetch, open_channels
+from celery_batch.compat.kombu_redis import declare_while_full
 from celery_batch.config import Settings
 from celery_batch.worker.amqp.acks import AmqpAcks
 from celery_batch.worker.amqp.reader import read_together
@@ -32,6 +33,14 @@ from celery_batch.worker.scheduling.scheduler import Scheduler
 __all__ = ["BulkPath"]
 
 logger = logging.getLogger(__name__)
+
+_FULL = (
+    "Redis is full (maxmemory): it refuses calls and results until it has more memory, for which"
+    " this worker waits"
+)
+
+#: Seconds after which a queue is bound that a full Redis did not bind.
+_BIND_AFTER = 1.0
 
 
 class BulkPath:
@@ -55,7 +64,10 @@ class BulkPath:
         self._last_owner: str | None = None
         self._has_left = False
         self._connect = consumer.connection_for_read
-        consumer.connection_for_read = self._connect_without_sweep
+        consumer.connection_for_read = self._connect_for_read
+        # What a full Redis refuses is tried again, as after a lost connection.
+        consumer.connection_errors += (OutOfMemoryError,)
+        self._is_full = False
 
     def open(self) -> None:
         """Make the new connection's channel bulk, if it is one that we know."""
@@ -164,14 +176,25 @@ class BulkPath:
             self._fetch.close()
         self._scheduler.running_messages.flush()
 
-    def _connect_without_sweep(self, *args: Any, **kwargs: Any) -> Any:
-        """Connect, and keep kombu from a sweep by this host's clock before ours is in place."""
+    def _connect_for_read(self, *args: Any, **kwargs: Any) -> Any:
+        """Connect, so that consuming can begin on a full Redis, and without kombu's sweep."""
         connection = self._connect(*args, **kwargs)
-        is_redis = connection.transport.driver_type == "redis"
-        if self._consumer.hub and is_redis and self._paths.is_on("acknowledge"):
+        if connection.transport.driver_type != "redis":
+            return connection
+        self._is_full = False
+        declare_while_full(connection, self._bind_later)
+        if self._consumer.hub and self._paths.is_on("acknowledge"):
             for channel in open_channels(connection):
-                channel.qos.restore_visible = noop
+                channel.qos.restore_visible = noop  # by this host's clock, before ours
         return connection
+
+    def _bind_later(self, bind: Callable[[], object]) -> None:
+        """Bind a queue in a moment, as a full Redis has refused it."""
+        if not self._is_full:
+            self._is_full = True
+            logger.warning(_FULL)
+        if self._consumer.hub:
+            self._consumer.hub.call_later(_BIND_AFTER, bind)
 
     def _take_lease(self, channel: Any) -> Lease:
         consumer, scheduler = self._consumer, self._scheduler

@@ -359,6 +359,12 @@ WRONG = [
     ),
     (
         broker_checks.eviction,
+        broker(maxmemory=8 << 20, used_memory=8 << 20),
+        "problem",
+        "uses 8 MiB, all of its maxmemory",
+    ),
+    (
+        broker_checks.eviction,
         broker(maxmemory=100, used_memory=95),
         "warning",
         "95% of its maxmemory",

@@ -19,6 +19,7 @@ from celery.backends.redis import RedisBackend
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
 from celery_batch.compat.older_celery import expiry_of_result
+from celery_batch.compat.redis import is_full
 from celery_batch.protocol import (
     LARGEST_PAYLOAD,
     LARGEST_VALUE,
@@ -240,7 +241,7 @@ def _raise_temporary(error: ResponseError) -> None:
     """Raise a temporary error as such; Redis before 7 wraps it when it occurs in a script."""
     if isinstance(error, (OutOfMemoryError, ReadOnlyError)):
         raise error
-    if "OOM command" in str(error):
+    if is_full(error):
         raise OutOfMemoryError(str(error)) from error
     if "READONLY" in str(error):
         raise ReadOnlyError(str(error)) from error

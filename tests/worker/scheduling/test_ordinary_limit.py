@@ -155,6 +155,7 @@ def test_an_eta_that_has_come_counts_with_a_rate_limit_too(
         apply_eta_task=lambda *args: applied.append(args),
         _limit_post_eta=lambda *args: applied.append(args),
         connection_for_read=None,
+        connection_errors=(),
     )
     path = BulkPath(consumer, worker.scheduler, None)  # type: ignore[arg-type]
     path._ordinary = limit
