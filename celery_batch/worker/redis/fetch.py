@@ -81,10 +81,11 @@ class QueueLists:
         self.blocked: frozenset[str] = frozenset()
 
     def all(self) -> list[str]:
-        """Return all lists, key prefix included."""
+        """Return all lists, key prefix included; the most urgent ones of all queues come first."""
         channel = self._channel
         return [
-            self._name(*each) for each in product(channel.active_queues, channel.priority_steps)
+            self._name(queue, step)
+            for step, queue in product(channel.priority_steps, channel.active_queues)
         ]
 
     def plan(self, credit: int, most: int) -> FetchPlan:
@@ -253,7 +254,7 @@ class BulkFetch:
             # A message that waits in a blocked list must wake nobody.
             self._empty = frozenset(self._fetched.lists) - self._lists.blocked
             if not self._pop.is_closing:
-                self._wakeup.wait(self._empty)
+                self._wakeup.wait(filter(self._empty.__contains__, self._lists.all()))
             raise Empty
         self._pop.rotate(found[0][0])
         with self._scheduler.adding_many():

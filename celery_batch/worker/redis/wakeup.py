@@ -6,6 +6,9 @@ recorded the message loses it, and so does one whose process is gone while a poo
 process still keeps its socket open.  BLMOVE from a list's end back to the same end
 waits as BRPOP does, and changes nothing.
 
+Each list takes a connection, of which Redis has a limited number: the first lists have one, and
+the others are looked at once a second.
+
 Its reply is the message, which may be large and will be fetched a moment later anyway.
 So Redis is told to skip that reply, and to send the length of the list instead.
 """
@@ -17,6 +20,8 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
+from math import inf
 from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
@@ -41,6 +46,12 @@ _TIMEOUT = 5.0
 #: Sent before a command whose reply is not wanted.
 _SKIP_REPLY = ("CLIENT", "REPLY", "SKIP")
 
+#: Most connections of one worker.
+_MOST_WAITS = 32
+
+#: Seconds without new connections after one was refused, at first and at most.
+_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+
 #: An earlier reply is not due to the end of the wait.
 _AT_ONCE = _WAIT / 2
 
@@ -61,7 +72,7 @@ class _QueueWait:
 
 
 class QueueWakeup:
-    """Waits with one connection for each list, because BLMOVE waits for one list only."""
+    """Waits with one connection for each list, as BLMOVE waits for one list; for the first ones."""
 
     def __init__(self, channel: Any, hub: Any, on_message: Callable[[], object]) -> None:
         self._pool = own_pool(channel, _TIMEOUT)
@@ -71,11 +82,13 @@ class QueueWakeup:
         #: The lists for which a thread connects.
         self._connecting: set[str] = set()
         self._may_skip_replies = True
-        self._is_closed = self._has_failed = self._is_forbidden = False
+        self._is_closed = self._is_forbidden = False
+        #: When new connections may be made, and after how long a pause if the next one fails.
+        self._connects_at, self._pause = -inf, _PAUSE
 
     def wait(self, keys: Iterable[str]) -> None:
-        """Wait for messages in these lists, and in no others; new connections take a moment."""
-        wanted, now = set(keys), boottime()
+        """Wait for messages in the first of these lists; new connections take a moment."""
+        wanted, now = set(islice(keys, _MOST_WAITS)), boottime()
         for key, wait in list(self._waits.items()):
             is_lost = wait.sent_at and now - wait.sent_at > _LOST_AFTER
             if key not in wanted or is_lost:
@@ -83,7 +96,8 @@ class QueueWakeup:
         for key in wanted & self._waits.keys():
             if self._waits[key].sent_at is None:
                 self._send(key)
-        self._connect(wanted - self._waits.keys() - self._connecting)
+        if now >= self._connects_at:
+            self._connect(wanted - self._waits.keys() - self._connecting)
 
     def _send(self, key: str) -> None:
         wait, command = self._waits[key], ("BLMOVE", key, key, "RIGHT", "RIGHT", _WAIT)
@@ -110,32 +124,43 @@ class QueueWakeup:
             threading.Thread(target=self._connect_all, args=(keys,), name=name, daemon=True).start()
 
     def _connect_all(self, keys: Iterable[str]) -> None:
+        left = set(keys)
         for key in keys:
             try:
                 connection = self._pool.connection_class(**self._pool.connection_kwargs)
                 connection.connect()
             except Exception as error:  # noqa: BLE001 (the event loop goes on without)
-                self._hub.call_soon(self._not_connected, key, error)
-            else:
-                self._hub.call_soon(self._connected, key, connection)
+                self._hub.call_soon(self._not_connected, left, error)
+                return
+            left.discard(key)
+            self._hub.call_soon(self._connected, key, connection)
 
     def _connected(self, key: str, connection: Any) -> None:
         self._connecting.discard(key)
         if self._is_closed:
             connection.disconnect()
             return
-        self._has_failed = False
         wait = self._waits[key] = _QueueWait(connection, descriptor_of(connection))
         self._hub.add_reader(wait.socket, self._receive, key)
         with suppress(RedisError, OSError):  # if Redis is gone, the next command fails as well
             self._send(key)
 
-    def _not_connected(self, key: str, error: Exception) -> None:
+    def _not_connected(self, keys: set[str], error: Exception) -> None:
         """Log it once: the caller looks every second by itself, and then calls `wait` again."""
-        self._connecting.discard(key)
-        if not self._is_closed and not self._has_failed:
-            self._has_failed = True
+        self._connecting -= keys
+        if self._pause_connecting() and not self._is_closed:
             logger.warning("Could not connect to wait for messages (tried again soon): %s", error)
+
+    def _pause_connecting(self) -> bool:
+        """Make no connection for a while; return whether this is the first failure for long."""
+        now = boottime()
+        if now < self._connects_at:
+            return False
+        if is_first := now > self._connects_at + 2 * _LONGEST_PAUSE:
+            self._pause = _PAUSE
+        self._connects_at = now + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        return is_first
 
     def _drop(self, key: str) -> None:
         wait = self._waits.pop(key)
@@ -153,10 +178,12 @@ class QueueWakeup:
             if wait.skips_reply:
                 self._may_skip_replies = False
                 self._on_message()
-            elif lacks_command(error) and not self._is_forbidden:
+                return
+            # Redis is full, say, or the key is no list: it is tried again before long.
+            self._pause_connecting()
+            if lacks_command(error) and not self._is_forbidden:
                 self._is_forbidden = True
                 logger.warning("Redis does not allow BLMOVE (%s): %s", error, _WITHOUT_BLMOVE)
-            # Else Redis is full, say, or the key is no list: it is tried again before long.
         except (RedisError, OSError):
             self._drop(key)
             self._on_message()  # if Redis is gone, the next command fails as well

@@ -69,8 +69,9 @@ class Loop:
 
 
 @pytest.fixture
-def loop(broker: str) -> Iterator[Loop]:
-    """A loop on an empty Redis."""
+def loop(broker: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+    """A loop on an empty Redis, whose connections are made at once after a failure."""
+    monkeypatch.setattr(wakeup, "_PAUSE", 0.0)
     loop = Loop(broker)
     yield loop
     loop.wakeup.close()
@@ -237,4 +238,40 @@ def test_a_failed_connection_is_tried_again(
     loop.receive()
 
     assert 1 == loop.wakeups
+    assert 1 == caplog.text.count("max number of clients reached")
+
+
+def test_few_connections_wait_for_many_lists(loop: Loop):
+    """The first lists have one each, and keep it; Redis has connections left for others."""
+    keys = [f"letters{number}" for number in range(100)]
+    for _ in range(3):
+        loop.wakeup.wait(keys)
+        while len(loop.readers) < 32:
+            loop.run_next()
+
+    assert sorted(keys[:32]) == sorted(key for _, key in loop.readers.values())
+
+
+def test_a_refused_connection_brings_longer_and_longer_pauses(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """A Redis with no connection to spare is asked for one, after 1, 2, 4 ... seconds."""
+    now, asked = [1000.0], []
+
+    def connect(_connection: Any) -> None:
+        asked.append(now[0])
+        raise RedisConnectionError("max number of clients reached")
+
+    connecting(loop, monkeypatch, connect)
+    monkeypatch.setattr(wakeup, "boottime", lambda: now[0])
+    monkeypatch.setattr(wakeup, "_PAUSE", 1.0)
+    for _ in range(100):
+        before = len(asked)
+        loop.wakeup.wait(["letters", "more"])
+        if loop.wakeup._connecting:
+            loop.run_next()
+        assert len(asked) <= before + 1
+        now[0] += 1.0
+
+    assert [0, 1, 3, 7, 15, 31, 61, 91] == [at - 1000 for at in asked]
     assert 1 == caplog.text.count("max number of clients reached")
