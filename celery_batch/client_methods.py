@@ -91,19 +91,11 @@ class ClientMethods(Task):  # type: ignore[misc]
                 own = super().apply_async
                 try:
                     result = publisher.send_as_celery_does(self, own, args, kwargs, options)
-                except EncodeError as error:
-                    serializer = options.get("serializer") or self.serializer
-                    explained = import_module("celery_batch.serialization.encode_errors")
-                    why = explained.explained_call(error, self, args, kwargs, serializer)
-                    if why is error:
-                        raise
-                    raise why from error
                 except Exception as error:
-                    if not is_lost_backend(error):
+                    explained = _explained(error, self, args, kwargs, options)
+                    if explained is error:
                         raise
-                    # Celery's own words are of a restart, which nothing here needs.
-                    words = f"The result backend cannot be reached: {error.__cause__ or error}"
-                    raise OperationalError(words) from error
+                    raise explained from error
             return result
 
     def AsyncResult(self, task_id: str, **options: Any) -> Any:  # noqa: N802 (Celery's name)
@@ -275,6 +267,18 @@ class ClientMethods(Task):  # type: ignore[misc]
         """
         in_python = import_module("celery_batch.backfill.iterate")
         return in_python.answers(self, items, options, window=window, in_order=in_order)
+
+
+def _explained(error: Exception, task: Any, args: Any, kwargs: Any, options: Any) -> Exception:
+    """Return an error of Celery's own sending in words that name the cause; others as they are."""
+    if isinstance(error, EncodeError):
+        serializer = options.get("serializer") or task.serializer
+        explained_call = import_module("celery_batch.serialization.encode_errors").explained_call
+        return explained_call(error, task, args, kwargs, serializer)  # type: ignore[no-any-return]
+    if is_lost_backend(error):  # Celery's own words are of a restart, which nothing here needs
+        cause = error.__cause__ or error
+        return OperationalError(f"The result backend cannot be reached: {cause}")
+    return error
 
 
 def _send_group(app: Any, tasks: Any, producer: Any, apply: Any) -> Any:
