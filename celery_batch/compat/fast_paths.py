@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import groupby
+from itertools import chain, groupby, starmap
 from typing import Any
 
 from celery_batch.config import FAST_PATHS, SettingsSnapshot, disabled_fast_paths
@@ -280,25 +280,31 @@ def states_in_words(states: Iterable[PathState]) -> str:
 
 def _fault(path: _Path) -> str:
     """Return what is not as it is known in the libraries that a path uses; nothing if all is."""
+    faults = chain(map(_untested, path.libraries), starmap(_changed, path.parts.items()))
     try:
-        for library in path.libraries:
-            version = str(import_module(library).__version__)
-            first, end = _TESTED[library]
-            if not _numbers(first) <= _numbers(version) < _numbers(end):
-                called = _CALLED.get(library, library)
-                return f"{called} {version} is not tested, which {first} to below {end} are"
-        for target, names in path.parts.items():
-            module, _, place = target.partition(":")
-            found: Any = import_module(module)
-            for name in place.split(".") if place else ():
-                owner, found = found, getattr(found, name, None)
-                if found is None:
-                    return f"{_name_of(owner)} has no {name}"
-            if fault := _fault_in(found, names.split()):
-                return f"{target.replace(':', '.')} has {fault}"
+        return next(filter(None, faults), "")
     except Exception as error:  # noqa: BLE001 (whatever it is, Celery's own code has to run)
         return f"its check has failed: {error!r}"
-    return ""
+
+
+def _untested(library: str) -> str:
+    version = str(import_module(library).__version__)
+    first, end = _TESTED[library]
+    if _numbers(first) <= _numbers(version) < _numbers(end):
+        return ""
+    called = _CALLED.get(library, library)
+    return f"{called} {version} is not tested, which {first} to below {end} are"
+
+
+def _changed(target: str, names: str) -> str:
+    module, _, place = target.partition(":")
+    found: Any = import_module(module)
+    for name in place.split(".") if place else ():
+        owner, found = found, getattr(found, name, None)
+        if found is None:
+            return f"{_name_of(owner)} has no {name}"
+    fault = _fault_in(found, names.split())
+    return f"{target.replace(':', '.')} has {fault}" if fault else ""
 
 
 def _fault_in(found: Any, wanted: list[str]) -> str:
