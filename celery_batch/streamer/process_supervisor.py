@@ -70,18 +70,22 @@ def keep_running(jobs: list[Job], start_method: str = "spawn") -> None:
     workers = [_Worker(job, multiprocessing.get_context(start_method)) for job in jobs]
     with _signals_raise():
         try:
-            while left := [worker for worker in workers if not worker.is_done]:
-                for worker in left:
-                    worker.reap()
-                if all(worker.failures >= TRIES for worker in left):
-                    raise LoadFailed(f"given up after {TRIES} tries: {left[0].failure}")
-                for worker in left:
-                    worker.start_when_due()
-                time.sleep(_POLL)
+            _keep_running(workers)
         except KeyboardInterrupt:
             raise SystemExit(_INTERRUPTED) from None  # the usual way to stop it
         finally:
             _end([worker.process for worker in workers if worker.process is not None])
+
+
+def _keep_running(workers: list[_Worker]) -> None:
+    while left := [worker for worker in workers if not worker.is_done]:
+        for worker in left:
+            worker.reap()
+        if all(worker.failures >= TRIES for worker in left):
+            raise LoadFailed(f"given up after {TRIES} tries: {left[0].failure}")
+        for worker in left:
+            worker.start_when_due()
+        time.sleep(_POLL)
 
 
 def _end(running: list[Any]) -> None:

@@ -65,6 +65,11 @@ class Slot:
     is_retired: bool = False  # it takes no more; its worker has ended
     is_warm: bool = False  # its worker has run a batch: the first one may be slow
 
+    @property
+    def has_room(self) -> bool:
+        """Whether it takes another batch."""
+        return len(self.out) < self.room and not self.is_retired
+
 
 class RequestQueue:
     """The queue in front of a streamer's workers, which is counted and can be closed."""
@@ -148,7 +153,7 @@ class RequestQueue:
         with self._lock:
             while self._closed is None and (slot.out or not slot.is_retired):
                 seconds = None
-                if len(slot.out) < slot.room and not slot.is_retired:
+                if slot.has_room:
                     found = self._batcher.next(monotonic(), full_only=bool(slot.out))
                     if isinstance(found, Batch):
                         if taken := self._start(slot, found):
@@ -365,16 +370,11 @@ class RequestQueue:
 
     def _wake(self) -> bool:
         """Have a slot ask for a batch, preferably an idle one; return whether it is idle."""
-        for slot in self._sleepers:
-            if not slot.out and not slot.is_retired:
-                slot.condition.notify()
-                return True
-        if self._batcher.is_full:
-            for slot in self._sleepers:
-                if len(slot.out) < slot.room and not slot.is_retired:
-                    slot.condition.notify()
-                    break
-        return False
+        ready = [slot for slot in self._sleepers if slot.has_room]
+        idle = [slot for slot in ready if not slot.out]
+        if idle or (ready and self._batcher.is_full):
+            (idle or ready)[0].condition.notify()
+        return bool(idle)
 
     def _wake_all(self) -> None:
         for slot in self._sleepers:
