@@ -42,16 +42,16 @@ _PROCESSES = "2"
 _THREADS = "144"
 
 _GUNICORN = (
-    *("-m", "gunicorn", "-b", "127.0.0.1:{port}"),
-    *("--log-level", "warning", "--no-control-socket"),
-)
+    "-m", "gunicorn", "-b", "127.0.0.1:{port}",
+    "--log-level", "warning", "--no-control-socket",
+)  # fmt: skip
 _THREADED = (*_GUNICORN, "-k", "gthread", "--threads", _THREADS)
 _GTHREAD = (*_THREADED, "-w", _PROCESSES)
 _GEVENT = (*_GUNICORN, "-k", "gevent", "-w", _PROCESSES)
 _UVICORN = (
-    *("-m", "uvicorn", "--workers", _PROCESSES, "--port", "{port}"),
-    *("--log-level", "warning", "--no-access-log"),
-)
+    "-m", "uvicorn", "--workers", _PROCESSES, "--port", "{port}",
+    "--log-level", "warning", "--no-access-log",
+)  # fmt: skip
 
 _JSON, _FORM = "application/json", "application/x-www-form-urlencoded"
 
@@ -101,9 +101,9 @@ class HttpServer:
 
 
 _OUR_WORKER = (
-    *("-m", "celery", "-A", "bench.app", "worker", "--concurrency=1"),
-    *("--loglevel=WARNING", "--without-mingle"),
-)
+    "-m", "celery", "-A", "bench.app", "worker", "--concurrency=1",
+    "--loglevel=WARNING", "--without-mingle",
+)  # fmt: skip
 _INPUTS = Query("/predict", '{"inputs": ["3"]}', _JSON, {"outputs": ["33"]})
 _FIELD = Query("/stream", "s=3", _FORM, [6])
 

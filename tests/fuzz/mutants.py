@@ -59,10 +59,10 @@ _VALUES = st.recursive(
 
 #: What hurts parsers: brackets, quotes, escapes, numbers out of range, broken UTF-8.
 _TOKENS = (
-    *(b"{", b"}", b"[", b"]", b'"', b"\\", b",", b":", b"\\u0000", b"\\ud800", b"\x00", b"\xff"),
-    *(b"null", b"true", b"NaN", b"-Infinity", b"1e999", b"0x10", b"9" * 400, b"[" * 2000, b"\n"),
-    *(b'"delivery_tag"', b'"headers"', b'"task"', b'"id"', b"\xed\xa0\x80", b"\xc0\xaf"),
-)
+    b"{", b"}", b"[", b"]", b'"', b"\\", b",", b":", b"\\u0000", b"\\ud800", b"\x00", b"\xff",
+    b"null", b"true", b"NaN", b"-Infinity", b"1e999", b"0x10", b"9" * 400, b"[" * 2000, b"\n",
+    b'"delivery_tag"', b'"headers"', b'"task"', b'"id"', b"\xed\xa0\x80", b"\xc0\xaf",
+)  # fmt: skip
 
 
 #: Of arguments that are stored: their bytes, and what the message says of them.

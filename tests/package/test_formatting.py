@@ -20,10 +20,10 @@ def test_amounts_have_three_digits(amount, text):
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        *((1234.5, "1,230 s"), (1.5, "1.5 s"), (0.9996, "1 s"), (0.05, "50 ms")),
-        *((0.00137, "1.37 ms"), (0.00099996, "1 ms"), (8.26e-6, "8.26 µs"), (0.0, "0 s")),
+        (1234.5, "1,230 s"), (1.5, "1.5 s"), (0.9996, "1 s"), (0.05, "50 ms"),
+        (0.00137, "1.37 ms"), (0.00099996, "1 ms"), (8.26e-6, "8.26 µs"), (0.0, "0 s"),
     ],
-)
+)  # fmt: skip
 def test_times_have_the_unit_that_suits_them(seconds, text):
     """And no powers of ten, nor noughts to be counted."""
     assert text == figure(seconds)

@@ -61,10 +61,10 @@ def test_large_value_is_left_where_it_is():
 @pytest.mark.parametrize(
     "payload",
     [
-        *(b"hello", b"1:a", b"1:a,", b"1:a,5:b,", b"1:a,1:b;", b"-1:,0:,", b"+1:a,1:b,"),
-        *(b"1:a,1:b,x", b":,0:,", b" 1:a,1:b,", b"99999999999:a,1:b,", b"1:\xff,1:b,"),
+        b"hello", b"1:a", b"1:a,", b"1:a,5:b,", b"1:a,1:b;", b"-1:,0:,", b"+1:a,1:b,",
+        b"1:a,1:b,x", b":,0:,", b" 1:a,1:b,", b"99999999999:a,1:b,", b"1:\xff,1:b,",
     ],
-)
+)  # fmt: skip
 def test_anything_else_is_refused(payload: bytes):
     """What is no row of pairs of netstrings is a ValueError, never half of an answer."""
     with pytest.raises(ValueError):  # noqa: PT011 (of several kinds)
@@ -149,13 +149,13 @@ def test_who_knows_nothing_of_batches_hears_the_replies():
 @pytest.mark.parametrize(
     ("said", "number"),
     [
-        *((b"", 0), (b"x", 0), (ALIKE, 0), (b"{}\n\0\0\0\0", 0), (b"\n\0\0\0\0", 0)),
-        *((ALIKE + b"\0\0\0\0", 1), (ALIKE + b"\0\0\0\0", -2), (ALIKE + b"\0\0\xc0\x7f", 0)),
+        (b"", 0), (b"x", 0), (ALIKE, 0), (b"{}\n\0\0\0\0", 0), (b"\n\0\0\0\0", 0),
+        (ALIKE + b"\0\0\0\0", 1), (ALIKE + b"\0\0\0\0", -2), (ALIKE + b"\0\0\xc0\x7f", 0),
         (b'{"size": 1e999, "seconds": 1, "worker": ""}\n\0\0\0\0', 0),
         (b"[" * 100_000 + b"\n\0\0\0\0", 0),
     ],
     ids=lambda value: str(value)[:30],
-)
+)  # fmt: skip
 def test_facts_that_cannot_be_read_are_none(said: bytes, number: int):
     """Unreadable facts, or facts of no reply, are None and no error."""
     assert read_facts(said, number) is None

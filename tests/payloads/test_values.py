@@ -115,7 +115,7 @@ def test_what_cannot_be_encoded_stays_for_the_encoder():
 
 
 HEADERS = [
-    *(None, 1, "text", [], [1, 2], {}, ["0" * 16, [1], 0, 0]),
+    None, 1, "text", [], [1, 2], {}, ["0" * 16, [1], 0, 0],
     ["0" * 15, [1], 0],
     ["../../../../etc/", [1], 0],
     ["0" * 16 + "\n", [1], 0],
@@ -127,7 +127,7 @@ HEADERS = [
     ["0" * 16, {"0": 1}, 0],
     ["0" * 16, [1], "0"],
     [["0" * 16], [1], 0],
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("header", HEADERS, ids=repr)

@@ -27,9 +27,9 @@ def test_values_stay_what_they_are(library: str):
     buffer: Any = np.ones((2, 3)) if library == "numpy" else torch.ones(2, 3)
     first, second = buffer
     outputs = [
-        *(buffer, [*buffer], (first, second), {"a": first, "b": 1}, [{"a": [0, first]}]),
-        *([None, first], ("label", second), Scored(0.5, first), OrderedDict(a=1, b=second)),
-    ]
+        buffer, [*buffer], (first, second), {"a": first, "b": 1}, [{"a": [0, first]}],
+        [None, first], ("label", second), Scored(0.5, first), OrderedDict(a=1, b=second),
+    ]  # fmt: skip
     found = owned(outputs)
     texts = list(map(repr, outputs))
     buffer[:] = 2

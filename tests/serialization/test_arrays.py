@@ -35,10 +35,10 @@ NUMBERS = (
 SHAPES = arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 
 TORCH = [
-    *("float64", "float32", "float16", "bfloat16", "complex64", "complex128", "bool"),
-    *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
-    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
-]
+    "float64", "float32", "float16", "bfloat16", "complex64", "complex128", "bool",
+    "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8",
+    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
+]  # fmt: skip
 
 
 SERIALIZERS = pytest.mark.parametrize("serializer", ["json", "batch-msgpack"])
@@ -304,8 +304,8 @@ def test_arrays_that_are_not_decoded():
     numbers, empty, flag = encoded([torch.arange(3), np.ones((2, 0)), np.array(1, bool)])
 
     assert ("<f4", (3, 2, 2), 3, 48, 3) == (
-        *(images.dtype, images.shape, len(images), images.nbytes, images.ndim),
-    )
+        images.dtype, images.shape, len(images), images.nbytes, images.ndim,
+    )  # fmt: skip
     assert [(2, 2)] * 3 == [row.shape for row in images]
     assert [0, 1, 2] == list(numbers)
     assert [(0,), (0,)] == [row.shape for row in empty]

@@ -157,19 +157,19 @@ def _million_json() -> bytes:
 _ODD: tuple[Any, ...] = (7, True, 1.5, "text", [1], {"a": 1}, None, "", "a\nb", [["x"]])
 
 _HEADERS = (
-    *("id", "task", "timelimit", "retries", "eta", "expires", "root_id", "group", "parent_id"),
-    *("shadow", "stamps", "stamped_headers", "argsrepr", "ignore_result", "group_index"),
-    *("replaced_task_nesting", "batch_losses", "batch_rows", "compression", "origin"),
-    *("batch_reply", "batch_track_started"),
-)
+    "id", "task", "timelimit", "retries", "eta", "expires", "root_id", "group", "parent_id",
+    "shadow", "stamps", "stamped_headers", "argsrepr", "ignore_result", "group_index",
+    "replaced_task_nesting", "batch_losses", "batch_rows", "compression", "origin",
+    "batch_reply", "batch_track_started",
+)  # fmt: skip
 
 _BODIES: tuple[Any, ...] = (
-    *(7, None, "abc", [], [1], [1, 2, 3], [[1], {}], [[1], {}, {}, 1]),
-    *({}, {"a": 1, "b": 2, "c": 3}, {"args": [1]}, {"args": 3, "kwargs": 4}),
+    7, None, "abc", [], [1], [1, 2, 3], [[1], {}], [[1], {}, {}, 1],
+    {}, {"a": 1, "b": 2, "c": 3}, {"args": [1]}, {"args": 3, "kwargs": 4},
     {"task": "shop.double"},
-    *({"task": ["x"], "id": "y"}, [[1], [], {}], [{}, {}, {}], ["ab", {}, {}]),
-    *([[1], {}, 7], [[1], {}, "x"], [[1], {}, [1]], [[1], {"x": 1}, {}], [[1, 2], {}, {}]),
-)
+    {"task": ["x"], "id": "y"}, [[1], [], {}], [{}, {}, {}], ["ab", {}, {}],
+    [[1], {}, 7], [[1], {}, "x"], [[1], {}, [1]], [[1], {"x": 1}, {}], [[1, 2], {}, {}],
+)  # fmt: skip
 
 #: Structured messages, each with one thing wrong, for any broker.
 HOSTILE: dict[str, Callable[[], dict[str, Any]]] = {

@@ -41,10 +41,10 @@ def test_rates_are_numbers_and_ramps(text, rates):
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "fast", "0", "-1", "1,,2", "inf", "nan", "1:2", "1:2:0", "2:1:1", "1:2:-1"),
-        *("1:2:3:4", "1:1000000:1", "0:10:5", "1:inf:1", "1:2:nan"),
+        "", "fast", "0", "-1", "1,,2", "inf", "nan", "1:2", "1:2:0", "2:1:1", "1:2:-1",
+        "1:2:3:4", "1:1000000:1", "0:10:5", "1:inf:1", "1:2:nan",
     ],
-)
+)  # fmt: skip
 def test_what_are_no_rates_is_refused(text):
     """With nothing else than a ValueError."""
     with pytest.raises(ValueError, match=r"no r|could not convert"):

@@ -320,10 +320,10 @@ def test_large_results_are_not_in_notifications(
 @pytest.mark.parametrize(
     "name",
     [
-        *(7, None, ["x"], "", "elsewhere", REPLY_CHANNEL + "x" * 256),
-        *(REPLY_CHANNEL + "\ud800", REPLY_CHANNEL + "\n"),
+        7, None, ["x"], "", "elsewhere", REPLY_CHANNEL + "x" * 256,
+        REPLY_CHANNEL + "\ud800", REPLY_CHANNEL + "\n",
     ],
-)
+)  # fmt: skip
 def test_invalid_channels_are_ignored(
     make_app: Callable[..., Celery], client: redis.Redis, name: Any
 ):

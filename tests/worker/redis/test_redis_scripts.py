@@ -147,9 +147,9 @@ def of_tasks(name: str, *tasks: str) -> list[str]:
 def fetch_limited(client: Redis, *lists: str, ordinary: int | str) -> tuple[list[str], str]:
     """Fetch with a limit to ordinary tasks; return the tags, and the numbers of blocked lists."""
     found = client.eval(
-        *(script("fetch"), 6 + len(lists), *RECORDS, *lists),
-        *(10, "me", "alive", 10_000, "", ordinary, "\nbatch\nsecond\n"),
-    )
+        script("fetch"), 6 + len(lists), *RECORDS, *lists,
+        10, "me", "alive", 10_000, "", ordinary, "\nbatch\nsecond\n",
+    )  # fmt: skip
     numbers, tags = iter(map(int, found[0].split())), []
     texts = found[1].decode()
     for _, in_tag, in_message in zip(numbers, numbers, numbers, strict=True):
