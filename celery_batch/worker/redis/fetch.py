@@ -112,7 +112,7 @@ class QueueLists:
     def _usable(self, queue: str, steps: Sequence[int], credit: int) -> list[int]:
         """Return how many messages of each list can be used now, by the tasks seen in its queue."""
         tasks, usable = self.tasks.get(queue), []
-        limits = self._limits.left(tasks, steps, self.ahead.get(queue, 0))
+        limits = self._limits.capacity_left(tasks, steps, self.ahead.get(queue, 0))
         for step, left in zip(steps, limits, strict=True):
             behind = self._limits.behind(tasks, step) if tasks and left > credit else 0
             usable.append(min(left, credit + behind))

@@ -132,9 +132,9 @@ class FetchLimits:
 
     def has_capacity(self) -> bool:
         """Return whether each task can use another message, of whatever urgency."""
-        return self._left(list(self._task_queues.values()), (), LEAST_URGENT) > 0
+        return self._capacity_left(list(self._task_queues.values()), (), LEAST_URGENT) > 0
 
-    def left(
+    def capacity_left(
         self, tasks: Collection[str] | None, urgencies: Sequence[int], ahead: int = 0
     ) -> list[int]:
         """Return how many more messages of each urgency are of use; `ahead` wait beyond these."""
@@ -142,11 +142,13 @@ class FetchLimits:
         task_queues = self._queues_of(tasks)
         most_urgent = min(urgencies)
         if any(each.behind(most_urgent) for each in task_queues):
-            return [self._left(task_queues, tasks, urgency, ahead) for urgency in urgencies]
+            return [
+                self._capacity_left(task_queues, tasks, urgency, ahead) for urgency in urgencies
+            ]
         # They would overtake no request, so the limit is the same for all of them.
-        return [self._left(task_queues, tasks, most_urgent, ahead)] * len(urgencies)
+        return [self._capacity_left(task_queues, tasks, most_urgent, ahead)] * len(urgencies)
 
-    def _left(
+    def _capacity_left(
         self,
         task_queues: Collection[TaskQueue],
         tasks: Collection[str] | None,

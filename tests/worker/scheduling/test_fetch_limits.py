@@ -10,7 +10,7 @@ from tests.worker.doubles import Call, Pool, Worker
 
 def limit(worker: Worker, tasks: set[str] | None) -> int:
     """Return the limit for messages that overtake no request."""
-    return worker.scheduler.fetch_limits.left(tasks, [LEAST_URGENT])[0]
+    return worker.scheduler.fetch_limits.capacity_left(tasks, [LEAST_URGENT])[0]
 
 
 def test_a_task_can_use_three_batches(worker: Worker, pool: Pool):
@@ -88,14 +88,14 @@ def test_overtaken_requests_do_not_count(worker: Worker):
     assert [4, 4, 0, 0] == [
         worker.scheduler.fetch_limits.behind({"pairs"}, step) for step in (0, 3, 6, 9)
     ]
-    assert [2, 2, 0, 0] == worker.scheduler.fetch_limits.left({"pairs"}, (0, 3, 6, 9))
+    assert [2, 2, 0, 0] == worker.scheduler.fetch_limits.capacity_left({"pairs"}, (0, 3, 6, 9))
 
 
 def test_messages_that_overtake_none_have_the_same_limit(worker: Worker):
     """If all waiting requests are most urgent, the limit is the same for all messages."""
     worker.send("pairs", *"abcde")
 
-    assert [1, 1, 1, 1] == worker.scheduler.fetch_limits.left({"pairs"}, (0, 3, 6, 9))
+    assert [1, 1, 1, 1] == worker.scheduler.fetch_limits.capacity_left({"pairs"}, (0, 3, 6, 9))
 
 
 def test_some_less_urgent_messages_are_read_first(worker: Worker):
