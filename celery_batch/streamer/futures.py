@@ -29,7 +29,7 @@ __all__ = [
     "fail",
     "settle",
     "start",
-    "wanted",
+    "without_cancelled",
 ]
 
 logger = logging.getLogger(__name__)
@@ -152,10 +152,12 @@ def start(
                 answer._state = _RUNNING  # noqa: SLF001 (our own)
             else:  # given up, or running again
                 is_wanted = False
-    return requests if is_wanted else wanted(requests, answer_lock)
+    return requests if is_wanted else without_cancelled(requests, answer_lock)
 
 
-def wanted(requests: Sequence[Request[Answer]], answer_lock: AnswerLock) -> list[Request[Answer]]:
+def without_cancelled(
+    requests: Sequence[Request[Answer]], answer_lock: AnswerLock
+) -> list[Request[Answer]]:
     """Return the requests that are not cancelled, and forget the others."""
     with answer_lock.lock:
         left = [request for request in requests if request.item._state not in _DONE]  # noqa: SLF001 (our own)

@@ -36,7 +36,7 @@ from celery_batch.batching.latency_model import LatencyModel
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.errors import BatchError, ModelError, PoisonItem, QueueFull, WorkerLost
 from celery_batch.runtime.runner import Outcome
-from celery_batch.streamer.futures import Answer, AnswerLock, fail, settle, start, wanted
+from celery_batch.streamer.futures import Answer, AnswerLock, fail, settle, start, without_cancelled
 from celery_batch.streamer.model_adapters import CallTime
 
 __all__ = [
@@ -284,7 +284,7 @@ class RequestQueue:
         return before
 
     def _remove_cancelled(self) -> None:
-        left = wanted(self._batcher.clear(), self.answer_lock)
+        left = without_cancelled(self._batcher.clear(), self.answer_lock)
         self._rows = sum(request.rows for request in left)
         for request in left:
             self._batcher.add(request)
