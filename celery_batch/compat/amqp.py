@@ -44,7 +44,7 @@ class FrameBuffer:
 
     def next_frame(self) -> tuple[int, int, bytes] | None:
         """Take a frame from the buffer; None if there is no complete one."""
-        buffer = self._transport._read_buffer  # noqa: SLF001
+        buffer = self._transport._read_buffer
         if len(buffer) < _BEFORE + _AFTER:
             return None
         kind, channel, size = unpack_from(">BHI", buffer)
@@ -53,7 +53,7 @@ class FrameBuffer:
             return None
         if buffer[end - 1] != _END:
             return self._transport.read_frame()  # type: ignore[no-any-return] # raises an error
-        self._transport._read_buffer = buffer[end:]  # noqa: SLF001
+        self._transport._read_buffer = buffer[end:]
         return kind, channel, buffer[_BEFORE : end - _AFTER]
 
     def receive(self) -> bool:
@@ -61,7 +61,7 @@ class FrameBuffer:
         transport = self._transport
         try:
             with transport.having_timeout(0):
-                data = transport._quick_recv(_READ)  # noqa: SLF001
+                data = transport._quick_recv(_READ)
         except (TimeoutError, BlockingIOError, InterruptedError):
             return False
         except OSError:
@@ -70,21 +70,21 @@ class FrameBuffer:
         if not data:
             transport.connected = False
             raise OSError("Server unexpectedly closed connection")
-        transport._read_buffer += data  # noqa: SLF001
+        transport._read_buffer += data
         return True
 
 
 def serialized_properties(message: Any) -> bytes:
     """Return a message's properties as they go over the wire."""
-    return bytes(message._serialize_properties())  # noqa: SLF001
+    return bytes(message._serialize_properties())
 
 
 def expect_method(channel: Any, method: Any) -> Any:
     """Return a promise that is ready when a method has come on a channel, as py-amqp's `wait`."""
-    answered = channel._pending[method] = promise()  # noqa: SLF001
+    answered = channel._pending[method] = promise()
     return answered
 
 
 def publish_without_confirms(channel: Any) -> None:
     """Have a channel that selects confirms publish without waiting for each."""
-    channel.basic_publish = channel._basic_publish  # noqa: SLF001
+    channel.basic_publish = channel._basic_publish

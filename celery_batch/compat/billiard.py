@@ -68,12 +68,12 @@ def terminate_handler_fired() -> bool:
     """Return whether this process has begun to handle a signal that ends it."""
     fired = getattr(common, "terminate_handler_fired", None)
     # Below 4.3.1 there is only the flag that it reads.
-    return bool(common._should_have_exited[0] if fired is None else fired())  # noqa: SLF001
+    return bool(common._should_have_exited[0] if fired is None else fired())
 
 
 def is_in_pool(result: Any) -> bool:
     """Return whether a pool will still report the end of a job."""
-    return result._job in result._cache  # noqa: SLF001
+    return result._job in result._cache
 
 
 def current_worker() -> Any:
@@ -88,7 +88,7 @@ def current_worker() -> Any:
 
 def job_pipe(worker: Any) -> int:
     """Return the descriptor from which billiard's worker reads jobs."""
-    return int(worker.inq._reader.fileno())  # noqa: SLF001
+    return int(worker.inq._reader.fileno())
 
 
 def replace_loop(
@@ -98,9 +98,9 @@ def replace_loop(
     ensure_messages_consumed: Callable[..., Any],
 ) -> tuple[Callable[[Any], Any], Callable[..., Any]]:
     """Replace what the loop of billiard's worker calls, and return the last two as they were."""
-    before = worker.outq.put, worker._ensure_messages_consumed  # noqa: SLF001
+    before = worker.outq.put, worker._ensure_messages_consumed
     worker.wait_for_job, worker.outq.put = wait_for_job, put
-    worker._ensure_messages_consumed = ensure_messages_consumed  # noqa: SLF001
+    worker._ensure_messages_consumed = ensure_messages_consumed
     return before
 
 
@@ -108,7 +108,7 @@ class PoolPipe:
     """What Celery's pool knows of its only process: a job can be written while another one runs."""
 
     def __init__(self, pool: Any) -> None:
-        self._pool = pool._pool  # noqa: SLF001 (billiard's own pool)
+        self._pool = pool._pool
         #: The job whose end the pool reports at this moment.
         self._ending: Any = None
         self._watch_ends()
@@ -122,16 +122,16 @@ class PoolPipe:
         missing = [name for name in _ASYNPOOL if not hasattr(inner, name)]
         if missing:
             return f"Celery's pool has no {', '.join(missing)}"
-        if READY not in getattr(inner._result_handler, "state_handlers", ()):  # noqa: SLF001
+        if READY not in getattr(inner._result_handler, "state_handlers", ()):
             return "billiard's handler of results has no state_handlers"
-        is_single = inner.synack or inner._maxtasksperchild == 1  # noqa: SLF001
+        is_single = inner.synack or inner._maxtasksperchild == 1
         return "each process runs one task" if is_single else ""
 
     @property
     def is_only_one(self) -> bool:
         """Whether there is one process and no more are wanted; pools can be told to grow."""
         pool = self._pool
-        return bool(pool._processes == len(pool._pool) == 1)  # noqa: SLF001
+        return bool(pool._processes == len(pool._pool) == 1)
 
     @property
     def is_written(self) -> bool:
@@ -140,11 +140,11 @@ class PoolPipe:
 
     def mark_busy(self) -> None:
         """Have the pool write no further job."""
-        self._pool._busy_workers.add(self._descriptor)  # noqa: SLF001
+        self._pool._busy_workers.add(self._descriptor)
 
     def mark_idle(self) -> None:
         """Have the pool write the next job at once, behind the one that runs."""
-        self._pool._busy_workers.discard(self._descriptor)  # noqa: SLF001
+        self._pool._busy_workers.discard(self._descriptor)
 
     def is_ending(self, result: Any) -> bool:
         """Return whether the pool reports the end of a job at this moment."""
@@ -153,19 +153,19 @@ class PoolPipe:
 
     @property
     def _descriptor(self) -> int:
-        return int(self._pool._pool[0].inqW_fd)  # noqa: SLF001
+        return int(self._pool._pool[0].inqW_fd)
 
     def _watch_ends(self) -> None:
         """Note the job that ends, and have billiard count it, which counts on one after another."""
         # A process that exits waits until all its results are read, by the count of its jobs.
         pool = self._pool
-        handlers = pool._result_handler.state_handlers  # noqa: SLF001
+        handlers = pool._result_handler.state_handlers
         handle = handlers[READY]
 
         def on_ready(job: Any, i: Any, obj: Any, fd: Any) -> None:
-            result = pool._cache.get(job)  # noqa: SLF001
+            result = pool._cache.get(job)
             pid = getattr(result, "_worker_pid", None)
-            counter = pool._on_ready_counters.get(pid)  # noqa: SLF001
+            counter = pool._on_ready_counters.get(pid)
             before = counter.value if counter is not None else 0
             outer, self._ending = self._ending, result
             try:
@@ -184,7 +184,7 @@ def read_before_flush(pool: Any, hub: Any) -> None:
     # When the consumer stops or loses its connection, the pool throws away each job that no process
     # is known to have accepted.  One may have accepted it, with its message still unread: the batch
     # would run here, and be given back and run again elsewhere.
-    flush, billiard_pool = pool.flush, pool._pool  # noqa: SLF001
+    flush, billiard_pool = pool.flush, pool._pool
 
     def flush_after_reading() -> None:
         try:
@@ -194,14 +194,14 @@ def read_before_flush(pool: Any, hub: Any) -> None:
             logger.exception("Could not read the pool's messages; some batches may run twice")
             flush()
             return
-        cache, busy_workers = billiard_pool._cache, billiard_pool._busy_workers  # noqa: SLF001
-        jobs = {number: job for number, job in cache.items() if job._accepted} | behind  # noqa: SLF001
+        cache, busy_workers = billiard_pool._cache, billiard_pool._busy_workers
+        jobs = {number: job for number, job in cache.items() if job._accepted} | behind
         busy = set(busy_workers)
         flush()
         # It forgets those behind running ones; before 5.6 also these, and that processes are busy.
         for number, job in jobs.items():
-            process = job._write_to  # noqa: SLF001
-            is_alive = process is not None and process._is_alive()  # noqa: SLF001
+            process = job._write_to
+            is_alive = process is not None and process._is_alive()
             # One may be ready by now: the flush has found that its process is lost.
             if not job.ready() and (is_alive or number not in behind):
                 cache.setdefault(number, job)
@@ -215,10 +215,10 @@ def finish_partial_reads(pool: Any) -> None:
     """Have a pool that stops read the rest of a message that the event loop has read in part."""
     # Celery before 5.7 takes the rest for a message, and gives up the process, which waits for half
     # a minute until its result is read: the shutdown waits for it, and the batch runs again.
-    handler: Any = getattr(pool._pool, "_result_handler", None)  # noqa: SLF001
+    handler: Any = getattr(pool._pool, "_result_handler", None)
     if hasattr(handler, "_finish_partial_read") or not hasattr(handler, "_recv_message"):
         return
-    receive, flush = handler._recv_message, handler._flush_outqueue  # noqa: SLF001
+    receive, flush = handler._recv_message, handler._flush_outqueue
     messages: dict[int, Generator[None]] = {}
 
     def receive_noted(add_reader: Any, pipe: int, *details: Any) -> Generator[None]:
@@ -235,7 +235,7 @@ def finish_partial_reads(pool: Any) -> None:
             return flush(pipe, remove, processes, *details)
         return None if _read_rest(message, pipe) else remove(pipe)
 
-    handler._recv_message, handler._flush_outqueue = receive_noted, flush_after_message  # noqa: SLF001
+    handler._recv_message, handler._flush_outqueue = receive_noted, flush_after_message
 
 
 def _read_rest(message: Generator[None], pipe: int) -> bool:
@@ -265,21 +265,21 @@ def _read_all(pool: Any, hub: Any) -> None:
 
 def _finish_writing(pool: Any) -> None:
     """Write the rest of partly written jobs; their processes will run them in any case."""
-    for job in list(pool._cache.values()):  # noqa: SLF001
+    for job in list(pool._cache.values()):
         find_writer = getattr(job, "_writer", None)
-        writer = find_writer() if find_writer and not job._accepted else None  # noqa: SLF001
-        if job._write_to is not None and writer in pool._active_writers:  # noqa: SLF001
-            pool._flush_writer(job._write_to, writer)  # noqa: SLF001
+        writer = find_writer() if find_writer and not job._accepted else None
+        if job._write_to is not None and writer in pool._active_writers:
+            pool._flush_writer(job._write_to, writer)
 
 
 def _unaccepted(pool: Any) -> tuple[dict[Any, Any], set[int]]:
     """Return the jobs in living processes that wait behind running ones, and the others' pipes."""
-    jobs = pool._cache  # noqa: SLF001
-    busy = {job._worker_pid for job in jobs.values() if job._accepted}  # noqa: SLF001
+    jobs = pool._cache
+    busy = {job._worker_pid for job in jobs.values() if job._accepted}
     behind, pipes = {}, set()
     for number, job in jobs.items():
-        process = job._write_to  # noqa: SLF001
-        if process and not job._accepted and process._is_alive():  # noqa: SLF001
+        process = job._write_to
+        if process and not job._accepted and process._is_alive():
             if process.pid in busy:
                 behind[number] = job  # it will run in any case
             else:

@@ -67,10 +67,10 @@ def current_task(task: Any, request: Any) -> Iterator[None]:
 class RateLimits:
     """The consumer's own code for rate limits, for an object that stands for a consumer."""
 
-    _limit_task = Consumer._limit_task  # noqa: SLF001
-    _limit_post_eta = Consumer._limit_post_eta  # noqa: SLF001
-    _schedule_bucket_request = Consumer._schedule_bucket_request  # noqa: SLF001
-    _limit_move_to_pool = Consumer._limit_move_to_pool  # noqa: SLF001
+    _limit_task = Consumer._limit_task
+    _limit_post_eta = Consumer._limit_post_eta
+    _schedule_bucket_request = Consumer._schedule_bucket_request
+    _limit_move_to_pool = Consumer._limit_move_to_pool
 
 
 def on_eta(consumer: Any, note: Callable[[Any], object]) -> None:
@@ -88,24 +88,24 @@ def _note_and_apply(
 
 def does_debug() -> bool:
     """Return whether Celery's requests log a line when a pool process has accepted them."""
-    return bool(celery_request._does_debug)  # noqa: SLF001
+    return bool(celery_request._does_debug)
 
 
 def is_contested(controller: Any) -> bool:
     """Return whether a task of a worker waits for a free pool process."""
-    return bool(controller.semaphore._waiting)  # noqa: SLF001
+    return bool(controller.semaphore._waiting)
 
 
 def context_of(request: Any) -> Any:
     """Return a worker's request as a task sees it, and as result backends take it."""
-    return request._context  # noqa: SLF001
+    return request._context
 
 
 def note_pool_result(requests: Iterable[Any], result: Any) -> None:
     """Have a pool's result be what the `cancel` of some requests looks at to stop them."""
     found = ref(result)
     for request in requests:
-        request._apply_result = found  # noqa: SLF001
+        request._apply_result = found
 
 
 def has_full_prefetch(consumer: Any) -> bool:
@@ -119,7 +119,7 @@ def original_run(task: Any) -> Any:
     if getattr(tracer, "__globals__", None) is not vars(trace):
         return None
     is_retried = getattr(task.run, "__globals__", None) is vars(autoretry)
-    return task._orig_run if is_retried else task.run  # noqa: SLF001
+    return task._orig_run if is_retried else task.run
 
 
 def close_django_connections(app: Any) -> None:
@@ -175,21 +175,21 @@ def fire_on_time(timer: Any) -> None:
     if missing:
         logger.warning("this Celery's timer has no %s: an eta may be late", ", ".join(missing))
         return
-    next_entry = timer._next_entry  # noqa: SLF001 (there is no public way)
+    next_entry = timer._next_entry
 
     def next_entry_or_wait() -> None:
         delay = next_entry()
         if not delay:
             return
         with timer.not_empty:  # each new entry notifies it
-            queue = timer.schedule._queue  # noqa: SLF001 (as above)
+            queue = timer.schedule._queue
             if queue:  # an entry may have come since
                 delay = min(delay, queue[0].eta - time.monotonic())
             if timer.on_tick:
                 timer.on_tick(delay)
             timer.not_empty.wait(max(delay, 0.0))
 
-    timer._next_entry = next_entry_or_wait  # noqa: SLF001 (as above)
+    timer._next_entry = next_entry_or_wait
 
 
 def release_starter(worker: Any) -> None:
@@ -201,9 +201,9 @@ def release_starter(worker: Any) -> None:
 
 def encode_results_with(backend: Any, encode: Callable[[Any], str]) -> None:
     """Have a backend that stores Celery's JSON use `encode`, and its own for what that cannot."""
-    is_celerys = type(backend)._encode is Backend._encode  # noqa: SLF001 (what follows replaces it)
+    is_celerys = type(backend)._encode is Backend._encode
     if is_celerys and backend.encoder is dumps and "_encode" not in vars(backend):
-        own = backend._encode  # noqa: SLF001 (as above)
+        own = backend._encode
 
         def encoded(data: Any) -> Any:
             try:
@@ -211,7 +211,7 @@ def encode_results_with(backend: Any, encode: Callable[[Any], str]) -> None:
             except Exception:  # noqa: BLE001 (Celery meets it as well)
                 return own(data)
 
-        backend._encode = encoded  # noqa: SLF001 (as above)
+        backend._encode = encoded
 
 
 def has_global_qos(consumer: Any) -> bool:

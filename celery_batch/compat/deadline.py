@@ -114,12 +114,12 @@ def _write_amqp(write: Any, transport: Any, data: bytes) -> None:
 
 def _connect_redis(connect: Any, connection: Any) -> None:
     """Connect once, as redis-py does, with what is left of the time for each step."""
-    is_connected = connection._sock is not None  # noqa: SLF001
+    is_connected = connection._sock is not None
     if is_connected:
         connect(connection)
         return
     retry, timeout = connection.retry, connection.socket_connect_timeout
-    make_socket = connection._connect  # noqa: SLF001
+    make_socket = connection._connect
 
     def make_limited_socket() -> Any:
         made = make_socket()
@@ -127,25 +127,25 @@ def _connect_redis(connect: Any, connection: Any) -> None:
         return made
 
     connection.retry, connection.socket_connect_timeout = Retry(NoBackoff(), 0), _limit(timeout)
-    connection._connect = make_limited_socket  # noqa: SLF001
+    connection._connect = make_limited_socket
     try:
         connect(connection)
     finally:
         connection.retry, connection.socket_connect_timeout = retry, timeout
-        del connection._connect  # noqa: SLF001
-    connection._sock.settimeout(connection.socket_timeout)  # noqa: SLF001
+        del connection._connect
+    connection._sock.settimeout(connection.socket_timeout)
 
 
 def _send_redis(send: Any, connection: Any, *args: Any, **options: Any) -> Any:
     """Limit the waits of a command also where redis-py would connect within it."""
-    if connection._sock is None:  # noqa: SLF001
+    if connection._sock is None:
         connection.connect()
     return _talk_redis(send, connection, *args, **options)
 
 
 def _talk_redis(talk: Any, connection: Any, *args: Any, **options: Any) -> Any:
     """Limit each wait for a connection's socket, whose own time limit it has again afterwards."""
-    sock = connection._sock  # noqa: SLF001
+    sock = connection._sock
     if sock is None:
         return talk(connection, *args, **options)
     timeout = sock.gettimeout()
@@ -153,7 +153,7 @@ def _talk_redis(talk: Any, connection: Any, *args: Any, **options: Any) -> Any:
     try:
         return talk(connection, *args, **options)
     finally:
-        if connection._sock is sock:  # noqa: SLF001 (another thread's limit may have been on it)
+        if connection._sock is sock:  # another thread's limit may have been on it
             sock.settimeout(connection.socket_timeout if timeout else timeout)
 
 

@@ -122,9 +122,9 @@ class Unacknowledged:
     def __init__(self, qos: Any) -> None:
         self._qos = qos
         #: All by their delivery tags, and the tags of those that kombu has yet to leave out.
-        self.delivered, self.done = qos._delivered, qos._dirty  # noqa: SLF001
+        self.delivered, self.done = qos._delivered, qos._dirty
         #: Frees the place of the message with a delivery tag.
-        self.free = qos._quick_ack  # noqa: SLF001
+        self.free = qos._quick_ack
 
     def tags(self) -> set[str]:
         """Return the delivery tags of those that are not acknowledged."""
@@ -132,7 +132,7 @@ class Unacknowledged:
 
     def forget(self) -> None:
         """Have kombu put none back: its last try, at the exit, would keep them alive until then."""
-        self._qos._on_collect.cancel()  # noqa: SLF001
+        self._qos._on_collect.cancel()
         self.delivered.clear()
         self.delivered.restored = True
 
@@ -144,22 +144,22 @@ class BlockingPop:
         self._channel = channel
         #: Gives a message to the consumers of its queue: not the method that may replace this one
         #: in the transport, which would validate the message again.
-        self.deliver = partial(Transport._deliver, channel.connection)  # noqa: SLF001
+        self.deliver = partial(Transport._deliver, channel.connection)
 
     def replace(self, send: Callable[..., None], read: Callable[..., bool]) -> None:
         """Send another command, if the event loop's next pass may read its reply, and read that."""
         channel = self._channel
-        channel._brpop_start = send  # noqa: SLF001
-        channel._brpop_read = channel.handlers["BRPOP"] = read  # noqa: SLF001
+        channel._brpop_start = send
+        channel._brpop_read = channel.handlers["BRPOP"] = read
 
     def note_sent(self, at: float) -> None:
         """Have the event loop wait for the reply to a command that is about to be sent."""
-        self._channel._in_poll = self._channel.client.connection  # noqa: SLF001
-        self._channel._brpop_sent_at = at  # noqa: SLF001
+        self._channel._in_poll = self._channel.client.connection
+        self._channel._brpop_sent_at = at
 
     def note_read(self) -> None:
         """Have the channel send again, and log in again before if its password has changed."""
-        self._channel._in_poll = None  # noqa: SLF001
+        self._channel._in_poll = None
         log_in = getattr(self._channel, "_flush_brpop_reauth", None)  # since kombu 5.7
         if log_in is not None:
             log_in()
@@ -167,16 +167,16 @@ class BlockingPop:
     @property
     def is_closing(self) -> bool:
         """Whether the channel is about to be closed."""
-        return bool(self._channel._closing)  # noqa: SLF001
+        return bool(self._channel._closing)
 
     def queues(self) -> list[str]:
         """Return the queues in the order in which it is their turn."""
         channel = self._channel
-        return channel._queue_cycle.consume(len(channel.active_queues))  # type: ignore[no-any-return]  # noqa: SLF001
+        return channel._queue_cycle.consume(len(channel.active_queues))  # type: ignore[no-any-return]
 
     def rotate(self, queue: str) -> None:
         """Make a queue that had its turn the last one."""
-        self._channel._queue_cycle.rotate(queue)  # noqa: SLF001
+        self._channel._queue_cycle.rotate(queue)
 
 
 def queue_expires(channel: Any, queue: str) -> bool:
@@ -197,53 +197,53 @@ def encodes_json(serializer: str) -> bool:
 
 def library_errors(connection: Any) -> Any:
     """Return a context in which a connection's errors become kombu's, as Celery does it."""
-    return connection._reraise_as_library_errors()  # noqa: SLF001
+    return connection._reraise_as_library_errors()
 
 
 def open_channels(connection: Any) -> Iterable[Any]:
     """Return the Redis channels of a connection whose events a loop reads."""
-    return connection.transport.cycle._channels  # type: ignore[no-any-return]  # noqa: SLF001
+    return connection.transport.cycle._channels  # type: ignore[no-any-return]
 
 
 def drop_raw_message(message: Any) -> None:
     """Forget the form in which a message came, which is needed only until it is recorded."""
-    message._raw = None  # noqa: SLF001
+    message._raw = None
 
 
 def set_decoded_body(message: Any, decoded: Any) -> None:
     """Set what a message's body has been decoded to."""
-    message._decoded_cache = decoded  # noqa: SLF001
+    message._decoded_cache = decoded
 
 
 def wrap_delivery(transport: Any, wrap: Callable[[Callable[[Any, str], None]], Any]) -> None:
     """Replace what gives the messages of a transport to their consumers."""
-    transport._deliver = wrap(type(transport)._deliver.__get__(transport))  # noqa: SLF001
+    transport._deliver = wrap(type(transport)._deliver.__get__(transport))
 
 
 def queue_size(channel: Any, queue: str) -> int:
     """Return how many messages wait in a queue, in the lists of all its priorities."""
-    return int(channel._size(queue))  # noqa: SLF001
+    return int(channel._size(queue))
 
 
 def redis_list(channel: Any, queue: str, step: int) -> str:
     """Return the list of a queue's messages of one priority step, key prefix included."""
-    return str(channel.global_keyprefix + channel._q_for_pri(queue, step))  # noqa: SLF001
+    return str(channel.global_keyprefix + channel._q_for_pri(queue, step))
 
 
 def lists_of_message(
     channel: Any, message: dict[str, Any], exchange: Any, routing_key: Any
 ) -> Iterator[str]:
     """Yield the Redis lists to which a message goes, key prefix included."""
-    priority = channel._get_message_priority(message, reverse=False)  # noqa: SLF001
-    for queue in channel._lookup(exchange, routing_key):  # noqa: SLF001
+    priority = channel._get_message_priority(message, reverse=False)
+    for queue in channel._lookup(exchange, routing_key):
         yield redis_list(channel, queue, priority)
 
 
 def complete_for_list(channel: Any, message: dict[str, Any], exchange: Any, queue: str) -> str:
     """Complete a message as kombu does before a push to a queue, and return the Redis list."""
-    channel._inplace_augment_message(message, exchange, queue)  # noqa: SLF001
-    priority = channel._get_message_priority(message, reverse=False)  # noqa: SLF001
-    return str(channel.global_keyprefix + channel._q_for_pri(queue, priority))  # noqa: SLF001
+    channel._inplace_augment_message(message, exchange, queue)
+    priority = channel._get_message_priority(message, reverse=False)
+    return str(channel.global_keyprefix + channel._q_for_pri(queue, priority))
 
 
 def renew_property_locks() -> None:
@@ -259,15 +259,15 @@ def returns_here(consumer: Any, exchange: Any, routing_key: Any, consumer_tag: A
     """Return whether a kombu consumer would receive a message again after its rejection."""
     channel = consumer.channel
     if hasattr(channel, "_lookup"):  # kombu's own exchanges
-        queues = channel._lookup(exchange, routing_key)  # noqa: SLF001
+        queues = channel._lookup(exchange, routing_key)
         return any(map(consumer.consuming_from, queues))
-    return consumer_tag in consumer._active_tags.values()  # noqa: SLF001
+    return consumer_tag in consumer._active_tags.values()
 
 
 def consume_again(consumer: Any) -> None:
     """Have the broker start a new consumer for each queue of a kombu consumer."""
-    tags = dict(consumer._active_tags)  # noqa: SLF001 (kombu knows one of each queue)
-    consumer._active_tags.clear()  # noqa: SLF001
+    tags = dict(consumer._active_tags)  # kombu knows one of each queue
+    consumer._active_tags.clear()
     consumer.consume()
     # Only now: a queue that deletes itself does so with its last consumer.
     for tag in tags.values():
@@ -323,7 +323,7 @@ class _LoopWaker:
         self._thread = threading.get_ident()
         if self._reader not in self._hub.readers:
             self._hub.add_reader(self._reader, self._drain)
-        if self._hub._ready:  # noqa: SLF001 (there is no public way)
+        if self._hub._ready:
             self._wake()
 
     def _wake(self) -> None:
@@ -346,7 +346,7 @@ def _fire_timers_on_time(hub: Any) -> None:
 
     def fire_timers_on_time(*args: Any, **options: Any) -> float:
         delay = float(fire_timers(*args, **options))
-        queue = hub.timer._queue  # noqa: SLF001
+        queue = hub.timer._queue
         return min(delay, max(queue[0].eta - time.monotonic(), 0.0)) if queue else delay
 
     hub.fire_timers = fire_timers_on_time
@@ -374,7 +374,7 @@ def ask_nodes(
 
     with suppress(_AllReplied):
         # As Celery's `Control.broadcast` calls it; no limit of 0 is replaced by one.
-        mailbox._broadcast(  # noqa: SLF001
+        mailbox._broadcast(
             command, arguments, nodes, reply=True, timeout=seconds, limit=0, callback=note
         )
     return replies

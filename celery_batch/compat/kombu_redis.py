@@ -33,9 +33,9 @@ def declare_while_full(
 
 
 def _declare_while_full(channel: Any, on_refused: Callable[[Callable[[], object]], object]) -> None:
-    is_kombus = type(channel)._size.__module__ == "kombu.transport.redis"  # noqa: SLF001
+    is_kombus = type(channel)._size.__module__ == "kombu.transport.redis"
     if is_kombus and "queue_bind" not in vars(channel):
-        channel._size = partial(_count_messages, channel)  # noqa: SLF001
+        channel._size = partial(_count_messages, channel)
         channel.queue_bind = partial(_bind_while_full, channel, channel.queue_bind, on_refused)
         refresh = getattr(channel, "maybe_refresh_binding_expiry", None)  # since kombu 5.7
         if refresh is not None:
@@ -55,7 +55,7 @@ def _count_messages(channel: Any, queue: str) -> int:
     """Return how many messages wait in a queue, as kombu does, but without a transaction."""
     with channel.conn_or_acquire() as client, client.pipeline(transaction=False) as pipe:
         for step in channel.priority_steps:
-            pipe.llen(channel._q_for_pri(queue, step))  # noqa: SLF001
+            pipe.llen(channel._q_for_pri(queue, step))
         return sum(pipe.execute())
 
 

@@ -224,12 +224,12 @@ def is_full(error: Exception) -> bool:
 
 def descriptor_of(connection: Any) -> int:
     """Return the descriptor of a connection's socket, for an event loop."""
-    return int(connection._sock.fileno())  # noqa: SLF001
+    return int(connection._sock.fileno())
 
 
 def read_reply(connection: Any) -> Any:
     """Read the reply to a command; redis-py has an `AttributeError` for a closed connection."""
-    if connection._sock is None:  # noqa: SLF001
+    if connection._sock is None:
         raise RedisConnectionError("the connection was closed before the reply came")
     return connection.read_response()
 

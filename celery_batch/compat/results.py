@@ -44,7 +44,7 @@ def shown_url(backend: Any) -> str:
 
 def client_of(backend: Any, params: dict[str, Any]) -> Any:
     """Return a new client of a Redis backend's server, or of its sentinels' master."""
-    return backend._create_client(**params)  # noqa: SLF001
+    return backend._create_client(**params)
 
 
 def quick_client(backend: Any, timeout: float, retry: Retry, **params: Any) -> Any:
@@ -60,36 +60,36 @@ def quick_client(backend: Any, timeout: float, retry: Retry, **params: Any) -> A
 
 def own_store(backend: Any) -> Callable[..., Any]:
     """Return the method with which a Redis backend's class stores a result."""
-    return type(backend)._store_result.__get__(backend)  # type: ignore[no-any-return]  # noqa: SLF001
+    return type(backend)._store_result.__get__(backend)  # type: ignore[no-any-return]
 
 
 def store_with(backend: Any, store: Callable[..., Any]) -> None:
     """Have a Redis backend store all results with another function in place of `own_store`."""
-    backend._store_result = store  # noqa: SLF001
+    backend._store_result = store
 
 
 def result_meta(backend: Any) -> Callable[..., dict[str, Any]]:
     """Return what makes the meta data of a result, ``task_id`` apart, for a Redis backend."""
-    return backend._get_result_meta  # type: ignore[no-any-return]  # noqa: SLF001
+    return backend._get_result_meta  # type: ignore[no-any-return]
 
 
 def largest_value(backend: Any) -> int:
     """Return how many bytes a value has at most that a Redis backend stores."""
-    return int(backend._MAX_STR_VALUE_SIZE)  # noqa: SLF001
+    return int(backend._MAX_STR_VALUE_SIZE)
 
 
 def on_new_backend(app: Any, callback: Callable[[Any], object]) -> None:
     """Call a function, the first given, with each backend that an app makes: one a thread."""
     if "_get_backend" in vars(app):
         return
-    make = app._get_backend  # noqa: SLF001
+    make = app._get_backend
 
     def make_and_call() -> Any:
         backend = make()
         callback(backend)
         return backend
 
-    app._get_backend = make_and_call  # noqa: SLF001
+    app._get_backend = make_and_call
 
 
 def notify_of_ends(kind: type, notify: Callable[[str, Any, Any], object]) -> None:

@@ -57,7 +57,7 @@ def check_functions(check: Callable[[Any], object]) -> None:
 def send_groups_with(send: Callable[[Any, Any, Any, Callable[..., Any]], Any]) -> None:
     """Have groups call `send` with app, tasks, producer, and Celery's method for the last two."""
     # Not where that method is not the one that we know.
-    own = group._apply_tasks  # noqa: SLF001
+    own = group._apply_tasks
     if getattr(own, "is_ours", False) or list(inspect.signature(own).parameters)[:4] != _KNOWN:
         return
 
@@ -73,7 +73,7 @@ def send_groups_with(send: Callable[[Any, Any, Any, Callable[..., Any]], Any]) -
         return send(app, tasks, producer, apply)  # type: ignore[no-any-return]
 
     _apply_tasks.is_ours = True  # type: ignore[attr-defined]
-    group._apply_tasks = _apply_tasks  # noqa: SLF001
+    group._apply_tasks = _apply_tasks
 
 
 def evaluate_tasks_once() -> None:
@@ -113,9 +113,9 @@ def queue_of_calls(task: Any, options: Mapping[str, Any] | None = None) -> str:
 
 def raise_parent_error(result: Any) -> None:
     """Raise what a task before that of a result, in a chain, has failed with."""
-    result._maybe_reraise_parent_error()  # noqa: SLF001
+    result._maybe_reraise_parent_error()
 
 
 def uses_backend_of_app(task: Any) -> bool:
     """Return whether a task has no result backend of its own, without making one for the app."""
-    return type(task).backend is Task.backend and task._backend is None  # noqa: SLF001
+    return type(task).backend is Task.backend and task._backend is None

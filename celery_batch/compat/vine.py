@@ -27,7 +27,7 @@ class BarrierCounter:
         with self._lock:
             if barrier.ready or barrier.cancelled:
                 return
-            barrier._value += 1  # noqa: SLF001
+            barrier._value += 1
             if not barrier.finalized:
                 self._unfinished.add(barrier)
                 return
@@ -42,7 +42,7 @@ class BarrierCounter:
 
     def _fire_if_complete(self, barrier: Any) -> None:
         with self._lock:
-            if barrier.ready or barrier.p.ready or barrier._value < barrier.size:  # noqa: SLF001
+            if barrier.ready or barrier.p.ready or barrier._value < barrier.size:
                 return
             barrier.ready = True
         barrier.p(*barrier.args, **barrier.kwargs)  # outside the lock: it may wait for a thread
