@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Sized
 from difflib import get_close_matches
 from typing import Any
 
@@ -33,6 +33,10 @@ _URGENT_IN_QUORUM = 5
 #: Seconds, RabbitMQ's own.
 _CONSUMER_TIMEOUT = 1800.0
 
+#: The first RabbitMQ whose quorum queues have a delivery limit unless they are given one, that
+#: limit, and the first one that does not count the orderly stop of a worker.
+_WITH_LIMIT, _DEFAULT_LIMIT, _COUNTS_FAILURES = (4,), 20, (4, 3)
+
 #: Seconds that a batch without a time limit may take, as a guess.
 _SHORT = 60.0
 
@@ -44,6 +48,13 @@ def broker(facts: Facts) -> Iterator[Finding]:
         yield problem(
             f"The broker does not answer at {server.url}: {server.error}",
             "Start it, or correct broker_url (CELERY_BROKER_URL).",
+        )
+    elif server.is_blocked:
+        yield problem(
+            f"{server.version} at {server.url} accepts no messages at the moment: it is short of"
+            " memory or disk (connection.blocked).",
+            "Free some; rabbitmq-diagnostics alarms says which node is short of what. The workers"
+            " could not be asked meanwhile.",
         )
     elif server.kind not in ("redis", "amqp"):
         yield warning(
@@ -63,7 +74,7 @@ def _of_redis(server: Server, redis: Redis, *, bulk: bool) -> Iterator[Finding]:
             " memory and persistence are not checked.",
             "Run the check once as a user with that right (ACL SETUSER USER +info).",
         )
-    elif _version(redis.info) < _WITH_BLMOVE:
+    elif _numbers(redis.info["redis_version"]) < _WITH_BLMOVE:
         yield warning(
             f"{server.version} knows no BLMOVE: messages are read one by one.",
             "Use Redis 6.2 or later, or Valkey.",
@@ -79,10 +90,6 @@ def _of_redis(server: Server, redis: Redis, *, bulk: bool) -> Iterator[Finding]:
             "batch_bulk is off: messages go one by one, and are held without a lease.",
             "Leave the setting out, unless you are looking for a fault.",
         )
-
-
-def _version(info: Mapping[str, Any]) -> tuple[int, ...]:
-    return tuple(int(part) for part in info["redis_version"].split(".") if part.isdigit())
 
 
 def eviction(facts: Facts) -> Iterator[Finding]:
@@ -215,6 +222,33 @@ def _like_bulk(facts: Facts) -> Iterator[Finding]:
                 f" no higher than a backfill's in queue {queue}{kind}.",
                 "Set task_default_priority=5 (quorum queues have priorities from RabbitMQ 4.0 on).",
             )
+
+
+def deliveries(facts: Facts) -> Iterator[Finding]:
+    """Whether RabbitMQ drops what has come back too often, which leaves its caller waiting."""
+    if facts.broker.kind != "amqp":
+        return
+    version = _numbers(facts.broker.version)
+    for queue in sorted({*facts.queues.values()}):
+        arguments = _arguments(facts.app, queue)
+        limit = arguments.get("x-delivery-limit", _DEFAULT_LIMIT if version >= _WITH_LIMIT else -1)
+        is_kept = arguments.get("x-dead-letter-exchange") is not None
+        if is_kept or limit < 0 or not _is_quorum(facts.app, queue):
+            continue
+        stopped = "killed" if version >= _COUNTS_FAILURES else "stopped or killed"
+        yield warning(
+            f"Quorum queue {queue} has a delivery limit of {limit} and, as far as the app knows, no"
+            " dead-letter exchange: RabbitMQ drops a message that more workers had when they were"
+            f" {stopped}, and its caller never gets a result.",
+            "Give the queue x-dead-letter-exchange and x-dead-letter-routing-key, and have the"
+            " workers consume the queue of dead letters as well (page Delivery and faults of the"
+            " documentation).",
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version such as ``RabbitMQ 3.10.8``; none if it is not known."""
+    return tuple(int(part) for part in version.rpartition(" ")[2].split(".") if part.isdigit())
 
 
 def _arguments(app: Any, queue: str) -> dict[str, Any]:

@@ -40,6 +40,7 @@ CHECKS: Mapping[str, Check] = {
     "redis-persistence": broker_checks.persistence,
     "visibility-timeout": broker_checks.visibility,
     "priorities": broker_checks.priorities,
+    "delivery-limit": broker_checks.deliveries,
     "publisher-confirms": broker_checks.confirms,
     "transport-options": broker_checks.options,
     "broker-clock": broker_checks.clock,

@@ -39,7 +39,12 @@ from celery_batch.checks.facts import (
 )
 from celery_batch.client.publish.templates import why_slow
 from celery_batch.client.results.listener import ResultReader, why_not_notified
-from celery_batch.cluster.control_client import ControlClient, impatient_connection, url_of
+from celery_batch.cluster.control_client import (
+    BrokerBlocked,
+    ControlClient,
+    impatient_connection,
+    url_of,
+)
 from celery_batch.cluster.state import runs_batches
 from celery_batch.compat.fast_paths import FastPaths, PathState
 from celery_batch.compat.results import shown_url
@@ -83,6 +88,8 @@ def collect(app: Any) -> Facts:
     if not broker.error:
         try:
             workers = workers_of(app, set(queues))
+        except BrokerBlocked:
+            broker = replace(broker, is_blocked=True)
         except Exception as error:  # noqa: BLE001 (whatever a transport raises)
             unasked = why(error)
     return Facts(

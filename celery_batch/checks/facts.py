@@ -48,6 +48,8 @@ class Server:
     error: str = ""
     #: As it calls itself.
     version: str = ""
+    #: Whether it has told us that it accepts no messages, as RabbitMQ does in an alarm.
+    is_blocked: bool = False
     #: Its state, if it is a Redis.
     redis: Redis | None = None
     #: The names in ``broker_transport_options`` that its transport knows.

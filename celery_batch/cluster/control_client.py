@@ -13,7 +13,7 @@ from kombu.utils.url import maybe_sanitize_url
 from celery_batch.cluster.state import ClusterSnapshot, runs_batches
 from celery_batch.compat.kombu import ask_nodes
 
-__all__ = ["ControlClient", "impatient_connection", "url_of"]
+__all__ = ["BrokerBlocked", "ControlClient", "impatient_connection", "url_of"]
 
 #: Seconds without an answer after which the broker counts as unreachable.
 _TIMEOUT = 3.0
@@ -23,6 +23,8 @@ _TIMEOUTS = {
     "redis": dict.fromkeys(("socket_timeout", "socket_connect_timeout"), _TIMEOUT),
     "amqp": {"read_timeout": _TIMEOUT, "write_timeout": _TIMEOUT},
 }
+
+_BLOCKED = "RabbitMQ is short of memory or disk, and accepts no messages at the moment"
 
 #: Seconds after which all workers are asked again whether they have batch tasks.
 _LOOK_EVERY = 4.0
@@ -41,6 +43,10 @@ def url_of(connection: Any) -> str:
     return str(maybe_sanitize_url(connection.as_uri(include_password=True)))
 
 
+class BrokerBlocked(OSError):
+    """The broker accepts no messages at the moment."""
+
+
 class ControlClient:
     """Sends remote control commands on a connection of its own."""
 
@@ -52,6 +58,8 @@ class ControlClient:
         #: The workers that have batch tasks, and when to look for them again.
         self._batch_workers: set[str] = set()
         self._look_at = 0.0
+        #: Whether RabbitMQ reads nothing more from the connection, as it does in an alarm.
+        self._is_blocked = False
 
     def ask(
         self,
@@ -63,9 +71,16 @@ class ControlClient:
         """Return the answers to a command, by worker, within seconds after the last answer."""
         self._connect()
         try:
-            return ask_nodes(self._mailbox, destination, command, arguments, seconds)
+            answers = ask_nodes(self._mailbox, destination, command, arguments, seconds)
+        except Exception as error:
+            if self._is_blocked:
+                raise BrokerBlocked(_BLOCKED) from error
+            raise
         finally:
             self._mailbox.unclaimed.clear()
+        if self._is_blocked and not answers:
+            raise BrokerBlocked(_BLOCKED)
+        return answers
 
     def stats(self, seconds: float) -> dict[str, Any]:
         """Return the answers of all workers to Celery's ``stats``; note which have batch tasks."""
@@ -129,6 +144,12 @@ class ControlClient:
             self._mailbox = self._unbound(self._connection)
             self._mailbox.producer_pool = None
         self._connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0)
+        if self._connection.transport.driver_type == "amqp":
+            self._is_blocked = False
+            self._connection.connection.on_blocked = self._note_blocked
+
+    def _note_blocked(self, _reason: str) -> None:
+        self._is_blocked = True
 
     def _depth(self, queue: str) -> int:
         with self._connection.channel() as channel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from struct import unpack_from
 from typing import Any
 
+from amqp import spec
 from amqp.transport import TCPTransport
 from vine import promise
 
@@ -13,6 +14,7 @@ __all__ = [
     "expect_method",
     "missing_for_frames",
     "publish_without_confirms",
+    "return_not_run",
     "serialized_properties",
 ]
 
@@ -88,3 +90,13 @@ def expect_method(channel: Any, method: Any) -> Any:
 def publish_without_confirms(channel: Any) -> None:
     """Have a channel that selects confirms publish without waiting for each."""
     channel.basic_publish = channel._basic_publish
+
+
+def return_not_run(channel: Any, delivery_tag: int) -> None:
+    """Return a message that was not processed: RabbitMQ counts no failure of it, from 4.3 on."""
+    # A rejection, and a channel that is closed, count against a quorum queue's delivery limit.
+    properties = channel.connection.server_properties or {}
+    if properties.get("capabilities", {}).get("basic.nack"):
+        channel.send_method(spec.Basic.Nack, "Lbb", (delivery_tag, False, True))
+    else:
+        channel.basic_reject(delivery_tag, requeue=True)

@@ -217,6 +217,15 @@ HIDDEN = Server(kind="redis", redis=Redis(info=None, snapshots=None, ahead=None)
 
 QUORUM = [Queue("celery", queue_arguments={"x-queue-type": "quorum"})]
 
+
+def limited(version, **arguments):
+    """Return facts with a RabbitMQ of a version, and a quorum queue with more arguments."""
+    named = {f"x-{name.replace('_', '-')}": value for name, value in arguments.items()}
+    queue = Queue("celery", queue_arguments={"x-queue-type": "quorum", **named})
+    facts = broker("amqp", conf(task_queues=[queue]))
+    return replace(facts, broker=replace(facts.broker, version=f"RabbitMQ {version}"))
+
+
 NEW = PathState("fetch", "kombu 9.0.0 is not tested")
 BY_HAND = PathState("store", "batch_disable_fast_paths")
 EVENTS = PathState("publish", "task_send_sent_event is on")
@@ -408,6 +417,23 @@ WRONG = [
         "warning",
         "priority_steps",
     ),
+    (
+        broker_checks.broker,
+        replace(
+            GOOD, broker=Server(kind="amqp", url="amqp://", version="RabbitMQ", is_blocked=True)
+        ),
+        "problem",
+        "RabbitMQ at amqp:// accepts no messages at the moment",
+    ),
+    (
+        broker_checks.deliveries,
+        limited("3.10.8", delivery_limit=5),
+        "warning",
+        "limit of 5 and, as far as the app knows, no dead-letter exchange",
+    ),
+    (broker_checks.deliveries, limited("4.0.2"), "warning", "limit of 20"),
+    (broker_checks.deliveries, limited("4.0.2"), "warning", "when they were stopped or killed"),
+    (broker_checks.deliveries, limited("4.3.0"), "warning", "when they were killed"),
     (broker_checks.confirms, broker("amqp"), "warning", "confirm_publish"),
     (
         broker_checks.options,
@@ -876,6 +902,11 @@ QUIET = [
             Queue("celery", queue_arguments={"x-max-priority": 10}),
         )
     ),
+    (broker_checks.deliveries, GOOD),
+    (broker_checks.deliveries, broker("amqp")),
+    (broker_checks.deliveries, limited("3.10.8")),
+    (broker_checks.deliveries, limited("4.0.2", delivery_limit=-1)),
+    (broker_checks.deliveries, limited("4.0.2", dead_letter_exchange="")),
     (results_checks.expiry, results("rpc")),
     (results_checks.caches, GOOD),
     (results_checks.payloads, GOOD),

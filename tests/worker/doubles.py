@@ -30,7 +30,8 @@ class Call:
         self.delivery_info: dict[str, Any] = {}
         self.losses, self.deadline, self.limit, self.arrived = 0, None, None, None
         self.is_cancelled = self.is_undecoded = self.is_routine = False
-        self.deliveries, self.rows, self.work, self.cost = 0, 1, 1.0, None
+        self.deliveries: int | None = None
+        self.rows, self.work, self.cost = 1, 1.0, None
         self.batch_key: Any = None
         self.row_digest: bytes | None = None
         self.is_suspect = self.is_redelivery_suspect = self.waits_anew = False

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from kombu.common import ignore_errors
+
+from celery_batch.compat.amqp import return_not_run
 from celery_batch.worker.dispatch.running_messages import CollectedAcks
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
@@ -26,7 +30,7 @@ class AmqpAcks(CollectedAcks):
 
     def __init__(self, consumer: Any, scheduler: Scheduler) -> None:
         super().__init__(consumer, scheduler)
-        channel = consumer.task_consumer.channel
+        self._channel = channel = consumer.task_consumer.channel
         self._consume_now = channel.basic_consume
         self._ack_now, self._reject_now = channel.basic_ack, channel.basic_reject
         channel.basic_consume = self._consume
@@ -64,6 +68,22 @@ class AmqpAcks(CollectedAcks):
         self._reject_now(delivery_tag, requeue=requeue)
         with self._lock:
             self._open.pop(delivery_tag, None)
+
+    def give_back(self, task_requests: Sequence[Any]) -> None:
+        """Return the messages of these requests of Celery's, which did not run."""
+        for request in task_requests:
+            with self._lock:
+                return_not_run(self._channel, request.message.delivery_tag)
+                self._open.pop(request.message.delivery_tag, None)
+            request.given_back()
+
+    def stop_receiving(self) -> None:
+        """Cancel the consumers, as Celery does a moment later: else RabbitMQ delivers again."""
+        ignore_errors(self._consumer, self._consumer.task_consumer.cancel)
+
+    def give_back_last(self, task_requests: Sequence[Any]) -> None:
+        """Return what has not run, before running batches have ended and the channel is closed."""
+        ignore_errors(self._consumer, self.give_back, task_requests)
 
     def _send_collected(self) -> None:
         try:

@@ -26,6 +26,12 @@ class RunningMessages:
         for request in task_requests:
             request.reject(requeue=True)
 
+    def stop_receiving(self) -> None:
+        """Have the broker deliver nothing more, at an orderly stop."""
+
+    def give_back_last(self, task_requests: Sequence[Any]) -> None:
+        """Return what has not run at an orderly stop; here the end of the connection does so."""
+
     def flush(self) -> None:
         """Send the acknowledgements that are collected."""
 

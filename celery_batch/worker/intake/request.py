@@ -333,10 +333,12 @@ class BatchRequest(Request):  # type: ignore[misc]
         return bool((self.delivery_info or {}).get("redelivered"))
 
     @property
-    def deliveries(self) -> int:
+    def deliveries(self) -> int | None:
         """How often its message came back, where the broker counts that (quorum queues)."""
-        count = self._request_dict.get("x-delivery-count")
-        return count if isinstance(count, int) else 0
+        # From RabbitMQ 4.3 on without orderly returns, which another header counts as well.
+        headers = self._request_dict
+        count = headers.get("x-delivery-count", 0 if "x-acquired-count" in headers else None)
+        return count if isinstance(count, int) else None
 
     @property
     def is_done(self) -> bool:

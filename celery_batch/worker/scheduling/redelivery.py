@@ -80,6 +80,6 @@ def is_suspect(request: Any, consumer: Any) -> bool:
     # they ran; if it went down itself, one item is no reason, unless it happens again.
     if not request.is_redelivered or consumer.connection.transport.driver_type == "redis":
         return False
-    if request.deliveries:  # a worker that is told to end gives back what it has not run
+    if request.deliveries is not None:  # a worker that is told to end returns what has not run
         return bool(request.deliveries > 1)
     return not isinstance(consumer.pool, PreforkPool)

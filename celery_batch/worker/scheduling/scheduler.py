@@ -303,20 +303,25 @@ class Scheduler:
         self.is_open = False
         self._timer.cancel()
         self._submitter.close()
+        if not restarting:
+            self.running_messages.stop_receiving()
         self._completion.close(restarting=restarting)
-        for task_queue in self:
-            self._completion.fail_not_run(task_queue.clear())
+        not_run = [request for task_queue in self for request in task_queue.clear()]
         for job in list(self.slots.jobs):
             # On a restart the prefork pool silently discards what no process has accepted;
             # at shutdown it still runs what it was given.
             is_flushed = restarting and self.slots.discards_on_disconnect and not job.accepted
             if not job.submitted or (is_flushed and not job.is_in_pool):
                 job.forget()
-                self._completion.fail_not_run(job.requests)
+                not_run += job.requests
                 self._job_left(job)
             elif restarting:
                 job.disown()
                 self._redelivery.add_running(job)
+        self._completion.fail_not_run(not_run)
+        if not restarting:
+            left = [request for request in not_run if not request.acknowledged]
+            self.running_messages.give_back_last(left)
 
     def give_back(self, requests: list[Any]) -> None:
         """Return requests that are in no queue to the broker, over the present connection."""

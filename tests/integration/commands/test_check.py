@@ -153,6 +153,22 @@ def test_with_rabbitmq_and_without_workers(rabbit_setup):
     assert "0 problems, " in output.splitlines()[-1]
 
 
+def test_a_broker_in_an_alarm_accepts_nothing(rabbit_setup, rabbitmq_server):
+    """That is said, and not that the workers could not be asked."""
+    rabbit_setup.worker("-c", "1")
+    rabbitmq_server.control("set_vm_memory_high_watermark", "absolute", "1MB")
+    try:
+        code, output = examined(rabbit_setup.environment, "--json")
+    finally:
+        rabbitmq_server.control("set_vm_memory_high_watermark", "0.4")
+    ((level, says, fix),) = found(output)["broker"]
+
+    assert (1, "problem") == (code, level)
+    assert "accepts no messages at the moment" in says
+    assert "rabbitmq-diagnostics alarms" in fix
+    assert "serving" not in found(output)
+
+
 def test_what_is_set_right_is_no_finding(rabbit_setup):
     """Queues with priorities and confirms, as the fixes say, leave nothing to say about them."""
     _, output = examined(

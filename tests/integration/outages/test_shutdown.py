@@ -7,9 +7,11 @@ import signal
 from collections import Counter
 
 import pytest
-from kombu import Queue
+from kombu import Exchange, Queue
 
+from celery_batch.processes.managed_process import wait_until
 from tests.conftest import Setup
+from tests.services.servers.rabbitmq import RabbitMQServer
 
 _POOLS = [("-c", "1"), ("-c", "2"), ("-P", "threads", "-c", "1")]
 #: Each broker and each pool; all of them together in the thorough run.
@@ -66,6 +68,54 @@ def test_what_comes_back_from_a_quorum_queue_runs_in_batches(rabbit_setup: Setup
 
     assert list(range(200)) == answers
     assert max(len(batch["items"]) for batch in after[:2]) > 1  # the first may come alone
+
+
+@pytest.mark.parametrize("kind", ["quorum", "classic"])
+def test_what_waits_is_returned_while_a_batch_still_runs(
+    rabbit_setup: Setup, rabbitmq_server: RabbitMQServer, kind: str
+):
+    """SIGTERM: other workers need not wait for the longest batch of the one that ends."""
+    queue = Queue(f"at-once-{kind}", queue_arguments={"x-queue-type": kind})
+    conf = {"task_create_missing_queue_type": kind}
+    options = ("-c", "1", "-Q", queue.name)
+    worker = rabbit_setup.worker(*options, conf=conf, TESTS_NAP_SECONDS="15")
+    results = rabbit_setup.nap.apply_many([((n,), None) for n in range(12)], queue=queue)
+    wait_until(lambda: "" if rabbit_setup.recall("nap") else "none", [], what="a batch", timeout=60)
+    os.kill(worker.pid, signal.SIGTERM)
+
+    def why_not_ready() -> str:
+        columns = ("--no-table-headers", "name", "messages_ready")
+        rows = rabbitmq_server.control("list_queues", *columns).splitlines()
+        ready = int(dict(row.split("\t") for row in rows)[queue.name])
+        return "" if ready >= 4 else f"{ready} messages are back"
+
+    wait_until(why_not_ready, [worker.child], what="the queue", timeout=12)
+
+    assert not any(result.ready() for result in results)
+    assert 0 == worker.stop(grace=60)
+
+
+def test_a_delivery_limit_costs_nothing_where_dead_letters_are_consumed(rabbit_setup: Setup):
+    """What RabbitMQ takes out of a quorum queue after too many stops runs from another queue."""
+    arguments = {
+        "x-queue-type": "quorum",
+        "x-delivery-limit": 1,
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": "limited.dead",
+    }
+    limited = {"exchange": "limited", "routing_key": "limited", "queue_arguments": arguments}
+    dead = {"exchange": "limited.dead", "routing_key": "limited.dead"}
+    conf = {"task_queues": {"limited": limited, "limited.dead": dead}}
+    options = ("-c", "1", "-Q", "limited,limited.dead")
+    worker = rabbit_setup.worker(*options, conf=conf)
+    queue = Queue("limited", Exchange("limited"), "limited", queue_arguments=arguments)
+    results = rabbit_setup.slow.apply_many([((n,), None) for n in range(200)], queue=queue)
+    results[10].get(timeout=60)
+    for _ in range(3):
+        worker.stop(grace=60)
+        worker = rabbit_setup.worker(*options, conf=conf)
+
+    assert list(range(200)) == [result.get(timeout=60) for result in results]
 
 
 @pytest.mark.parametrize(

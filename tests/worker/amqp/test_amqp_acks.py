@@ -20,6 +20,9 @@ class Broker:
         self.frames = 0
         self.is_gone = False
         self.callback: Any = None
+        self.returned: list[tuple[Any, ...]] = []
+        capabilities = {"basic.nack": True}
+        self.connection = SimpleNamespace(server_properties={"capabilities": capabilities})
 
     def basic_consume(self, callback: Any, no_ack: bool) -> None:  # noqa: FBT001
         """As py-amqp."""
@@ -48,6 +51,11 @@ class Broker:
         """The same."""
         assert delivery_tag in self.waiting
         self.waiting.remove(delivery_tag)
+
+    def send_method(self, *method: Any) -> None:
+        """As py-amqp, for RabbitMQ's own method."""
+        self.returned.append(method)
+        self.waiting.remove(method[2][0])
 
 
 def acks_on(broker: Broker, delivered: int) -> Any:
@@ -189,3 +197,55 @@ def test_a_lost_connection_is_found_lost_elsewhere(caplog: pytest.LogCaptureFixt
     run_loop(loop)
 
     assert "RabbitMQ delivers again" in caplog.text
+
+
+class Request:
+    """What has not run."""
+
+    def __init__(self, tag: int) -> None:
+        self.message = SimpleNamespace(delivery_tag=tag)
+        self.is_given_back = False
+
+    def given_back(self) -> None:
+        """As ours."""
+        self.is_given_back = True
+
+
+def test_what_did_not_run_is_returned_without_a_failure():
+    """A rejection would count against the delivery limit of RabbitMQ 4.3, a nack does not."""
+    broker = Broker()
+    acks, loop, _ = acks_on(broker, 3)
+    requests = [Request(2), Request(3)]
+    acks.give_back(requests)
+    broker.basic_ack(1)
+    run_loop(loop)
+
+    assert [((60, 120), "Lbb", (tag, False, True)) for tag in (2, 3)] == broker.returned
+    assert all(request.is_given_back for request in requests)
+    assert ([], []) == (broker.waiting, list(acks._open))
+
+
+def test_a_broker_without_nack_gets_a_rejection():
+    """It is an extension of RabbitMQ's, which a server says that it has."""
+    broker = Broker()
+    broker.connection.server_properties = {}
+    acks, *_ = acks_on(broker, 1)
+    acks.give_back([Request(1)])
+
+    assert ([], []) == (broker.waiting, broker.returned)
+
+
+def test_a_lost_connection_ends_an_orderly_stop_as_well():
+    """RabbitMQ has returned everything by then."""
+    broker = Broker()
+    acks, *_ = acks_on(broker, 1)
+    acks._consumer.channel_errors = ()
+
+    def fail(*_: Any) -> None:
+        raise ConnectionResetError
+
+    acks._consumer.task_consumer.cancel = broker.send_method = fail  # type: ignore[method-assign]
+    acks.stop_receiving()
+    acks.give_back_last([Request(1)])
+
+    assert [1] == broker.waiting

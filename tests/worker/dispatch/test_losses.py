@@ -334,6 +334,18 @@ def test_redelivered_message_is_a_suspect_where_nobody_counts(
     assert batches == pool.batches
 
 
+def test_a_message_that_was_returned_and_never_failed_is_no_suspect(worker: Worker, pool: Pool):
+    """RabbitMQ 4.3 counts failures apart from returns, which is better known than "again"."""
+    worker.connection.transport.driver_type = "amqp"
+    task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
+    for task_id in "ab":
+        call = Call(task_id, worker.events)
+        call.is_redelivered, call.deliveries = True, 0
+        worker.scheduler.add(task_queue, call)
+
+    assert [["a", "b"]] == pool.batches
+
+
 @pytest.mark.parametrize(("deliveries", "batches"), [(1, [["a", "b"]]), (2, [["a"], ["b"]])])
 def test_worker_with_pool_processes_suspects_later(
     start: Callable[..., Worker], deliveries: int, batches: list[list[str]]

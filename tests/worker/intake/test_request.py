@@ -244,4 +244,20 @@ def test_rabbitmq_counts_how_often_a_message_came_back(make: Any, rabbitmq_serve
                 request = make(received[0])
                 found.append((request.is_redelivered, request.deliveries))
 
-    assert [(False, 0), (True, 1), (True, 2)] == found
+    assert [(False, None), (True, 1), (True, 2)] == found
+
+
+@pytest.mark.parametrize(
+    ("headers", "deliveries"),
+    [
+        ({}, None),
+        ({"x-acquired-count": 3}, 0),
+        ({"x-acquired-count": 3, "x-delivery-count": 1}, 1),
+        ({"x-delivery-count": "1"}, None),
+    ],
+)
+def test_returns_are_no_deliveries_where_rabbitmq_counts_both(
+    make: Any, headers: dict[str, Any], deliveries: int | None
+):
+    """From 4.3 on a message has two counts: how often it was handed out, and how often in vain."""
+    assert deliveries == make(Message(**headers)).deliveries
