@@ -79,6 +79,11 @@ def _of_redis(server: Server, redis: Redis, *, bulk: bool) -> Iterator[Finding]:
             f"{server.version} knows no BLMOVE: messages are read one by one.",
             "Use Redis 6.2 or later, or Valkey.",
         )
+    elif redis.info.get("role") == "slave" and redis.info.get("slave_read_only"):
+        yield problem(
+            f"The Redis at {server.url} is a read-only replica: it takes no messages.",
+            "Name the Redis that it follows, or Sentinels (sentinel://...), which know it.",
+        )
     if not redis.scripts:
         yield warning(
             "This user may not run scripts on the broker: messages are read and acknowledged"

@@ -126,6 +126,7 @@ def test_processes_are_replaced_beside_threads_that_talk(tls_setup: Setup):
     ("wrong", "complaint"),
     [
         ("authority", "certificate verify failed"),
+        ("host", "Hostname mismatch"),
         ("password", "invalid username-password pair"),
         ("scheme", "Cannot connect to redis://"),
     ],
@@ -133,9 +134,10 @@ def test_processes_are_replaced_beside_threads_that_talk(tls_setup: Setup):
 def test_redis_that_does_not_let_in_is_a_clear_failure(
     tls_redis: TlsRedis, papers: Papers, tmp_path: Path, wrong: str, complaint: str
 ):
-    """With a wrong authority, a wrong password or no TLS, worker and client say why and end."""
+    """With a wrong authority, host, password or no TLS, worker and client say why and end."""
     url = {
         "authority": tls_redis.url(authority=papers.stranger),
+        "host": f"{tls_redis.url()}&ssl_check_hostname=true".replace("@localhost:", "@127.1:"),
         "password": tls_redis.url(password="guess"),  # noqa: S106 (wrong on purpose)
         "scheme": f"redis://:{tls_redis.password}@localhost:{tls_redis.port}/0",
     }[wrong]
