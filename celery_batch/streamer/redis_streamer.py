@@ -15,14 +15,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
 
 from celery import Celery
 from kombu.exceptions import OperationalError
@@ -41,16 +39,18 @@ from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.kombu import library_errors, queue_size
 from celery_batch.errors import ConfigurationError, QueueFull
 from celery_batch.item_lists import refuse_one_value
+from celery_batch.streamer.redis_app import DEFAULT, client_app, queue_of, task_of
 
-__all__ = [
-    "DEFAULT",
-    "RedisStreamer",
-    "RequestFuture",
-    "app_for",
-    "connection_settings",
-    "queue_of",
-    "task_of",
-]
+__all__ = ["RedisStreamer", "RequestFuture"]
+
+#: Futures with callbacks, which keep them alive.
+_with_callbacks: set[RequestFuture] = set()
+
+#: The apps whose Redis was connected to.
+_connected: weakref.WeakSet[Celery] = weakref.WeakSet()
+
+#: Retries for a Redis that never answered.
+_ONCE_MORE = {"max_retries": 1, "interval_start": 0.5}
 
 
 class RequestFuture(Future):  # type: ignore[type-arg]
@@ -175,136 +175,6 @@ class RequestFuture(Future):  # type: ignore[type-arg]
         self._stop_waiting()
 
 
-#: Those with callbacks, which keep them alive.
-_with_callbacks: set[RequestFuture] = set()
-
-#: The Redis of programs that name none.
-DEFAULT = "localhost:6379"
-
-#: The environment variable with the Redis that is used in place of the default.
-VARIABLE = "CELERY_BATCH_REDIS_BROKER"
-
-_SCHEMES = ("redis", "rediss", "redis+socket", "sentinel")
-
-_PLACE = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:/@?#\s]+)(?::(\d{1,5}))?")
-
-
-def connection_settings(redis_broker: str) -> dict[str, Any]:
-    """
-    Return the Celery settings for a Redis that is both broker and result backend.
-
-    Args:
-        redis_broker: ``"host:port"``, or a URL of Celery's: ``redis://``, ``rediss://``,
-            ``redis+socket://``, or ``sentinel://`` with ``?master_name=...``.  The default
-            is wherever the environment variable ``CELERY_BATCH_REDIS_BROKER`` says.
-
-    Raises:
-        ConfigurationError: It is no address of a Redis.
-    """
-    if not isinstance(redis_broker, str):
-        raise ConfigurationError(
-            f"redis_broker: must be a text, host:port or redis://..., got {redis_broker!r}"
-        )
-    if redis_broker == DEFAULT:
-        redis_broker = os.environ.get(VARIABLE) or DEFAULT
-    url, options = _url_of(redis_broker)
-    return {
-        "broker_url": url,
-        # These two win over CELERY_BROKER_URL, which is for the application's own tasks.
-        "broker_read_url": url,
-        "broker_write_url": url,
-        "result_backend": url,
-        "broker_transport_options": options,
-        "result_backend_transport_options": dict(options),
-    }
-
-
-def _url_of(given: str) -> tuple[str, dict[str, Any]]:
-    scheme, mark, _ = given.partition("://")
-    if not mark:
-        return _from_place(given), {}
-    if scheme not in _SCHEMES:
-        raise ConfigurationError(
-            f"redis_broker: {scheme}:// is no Redis; write host:port or one of"
-            f" {', '.join(f'{each}://' for each in _SCHEMES)}"
-            f" (for other brokers send BatchTask tasks yourself)"
-        )
-    base, _, query = given.partition("?")
-    said = dict(parse_qsl(query, keep_blank_values=True))
-    options = {}
-    if scheme == "sentinel":
-        options["master_name"] = said.pop("master_name", "")
-        if not options["master_name"]:
-            raise ConfigurationError(
-                "redis_broker: sentinel:// needs the name of its Redis, ?master_name=..."
-            )
-    if scheme == "rediss":
-        said.setdefault("ssl_cert_reqs", "required")
-    return f"{base}?{urlencode(said)}" if said else base, options
-
-
-def _from_place(given: str) -> str:
-    found = _PLACE.fullmatch(given)
-    if not found:
-        raise ConfigurationError(
-            f"redis_broker: {given!r} is no address; write host:port or redis://..."
-        )
-    return f"redis://{found[1]}:{found[2] or 6379}/0"
-
-
-#: Seconds after which a stored result expires.
-_RESULT_EXPIRES = 3600
-
-_QUEUE = "streamer"
-
-
-def queue_of(prefix: str) -> str:
-    """Return the name of a prefix's queue."""
-    if not isinstance(prefix, str):
-        raise ConfigurationError(f"prefix: must be a text, got {prefix!r}")
-    return f"{_QUEUE}.{prefix}" if prefix else _QUEUE
-
-
-def task_of(prefix: str) -> str:
-    """Return the name of the task that answers a prefix's items; see `queue_of`."""
-    return f"{queue_of(prefix)}.predict"
-
-
-def app_for(redis_broker: str, **settings: Any) -> Celery:
-    """Return a new Celery app on a Redis; it does not become the process's current one."""
-    place = connection_settings(redis_broker)
-    url = place["broker_url"]
-    app = Celery(_QUEUE, broker=url, set_as_current=False)
-    app.conf.update(
-        place,
-        # With pickle, any client of this Redis could run code in this process.
-        accept_content=["json"],
-        task_serializer="json",
-        result_serializer="json",
-        result_expires=_RESULT_EXPIRES,
-        broker_connection_retry_on_startup=True,
-        **settings,
-    )
-    app.backend_cls = url  # which wins over CELERY_RESULT_BACKEND, as broker_read_url does
-    app.finalize()
-    return app
-
-
-#: One app, and so one connection for all replies, for each Redis.
-_apps: dict[str, Celery] = {}
-
-#: The apps whose Redis was connected to.
-_connected: weakref.WeakSet[Celery] = weakref.WeakSet()
-
-#: Seconds in which a Redis has to take a connection.
-_CONNECT = 1.0
-
-#: Retries for a Redis that never answered, and for one that may just be restarting.
-_ONCE_MORE = {"max_retries": 1, "interval_start": 0.5}
-
-_FOR_A_WHILE = {"max_retries": 4, "interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.6}
-
-
 class RedisStreamer:
     """
     Sends requests to the workers of a prefix, from any thread of any number of processes.
@@ -313,7 +183,7 @@ class RedisStreamer:
 
     Args:
         redis_broker: ``"host:port"`` or a broker URL of Celery's, see
-            `celery_batch.streamer.redis_streamer.connection_settings`.
+            `celery_batch.streamer.redis_app.connection_settings`.
         prefix: Which model: each prefix is a queue of its own.
         worker_timeout: Seconds after which `predict`, and a future's ``result()`` without a
             timeout, give up; None for never.
@@ -340,7 +210,7 @@ class RedisStreamer:
         #: The queue that our workers consume.
         self.queue = queue_of(prefix)
         #: The Celery app, whose ``control.inspect()`` asks the workers.
-        self.app = _app(redis_broker)
+        self.app = client_app(redis_broker)
         #: The Celery task that an item becomes.
         self.task = self.app.tasks.get(task_of(prefix)) or _register(self.app, prefix)
 
@@ -469,33 +339,6 @@ def _timeout_error(queue: str, limit: float | None) -> TimeoutError:
         f"no answer from the workers of queue {queue!r} within {limit:g} s: is one running, and is"
         f" it fast enough? (worker_timeout)"
     )
-
-
-def _app(redis_broker: str) -> Celery:
-    settings = connection_settings(redis_broker)
-    place = str(settings)
-    found = _apps.get(place)
-    if found is None:
-        # Results are not waited for by Celery's code, which needs a backend for each thread;
-        # to make one for each thread of a web server costs more than a request.
-        # Another thread may have made one meanwhile.
-        made = app_for(
-            redis_broker,
-            result_backend_thread_safe=True,
-            # By default twenty tries, in 25 seconds, before a caller gets an error.
-            result_backend_transport_options={
-                **settings["result_backend_transport_options"],
-                "retry_policy": {"max_retries": 1},
-            },
-            broker_transport_options={
-                **settings["broker_transport_options"],
-                **_FOR_A_WHILE,
-                "socket_connect_timeout": _CONNECT,
-            },
-            redis_socket_connect_timeout=_CONNECT,
-        )
-        found = _apps.setdefault(place, made)
-    return found
 
 
 def _register(app: Celery, prefix: str) -> Any:

@@ -26,12 +26,7 @@ from celery_batch.streamer.model_adapters import (
 )
 from celery_batch.streamer.parent_death import end_with_parent
 from celery_batch.streamer.process_supervisor import Job, keep_running
-from celery_batch.streamer.redis_streamer import (
-    DEFAULT,
-    app_for,
-    queue_of,
-    task_of,
-)
+from celery_batch.streamer.redis_app import DEFAULT, app_for, queue_of, task_of
 from celery_batch.task import model_task
 from celery_batch.worker.executor.loader import load_failed
 

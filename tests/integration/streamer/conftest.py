@@ -9,15 +9,15 @@ from celery.utils.functional import noop
 
 from celery_batch.client.results.listener import close_listener
 from celery_batch.processes.redis_server import RedisServer
-from celery_batch.streamer import redis_streamer
+from celery_batch.streamer import redis_app
 from tests.services.servers.ports import quiet_port
 from tests.services.streamer_workers import StreamerWorkers
 
 
 def close_streamers() -> None:
     """Let go of what this process' streamers have opened."""
-    while redis_streamer._apps:
-        _, app = redis_streamer._apps.popitem()
+    while redis_app._apps:
+        _, app = redis_app._apps.popitem()
         close_listener(app)
         if consumer := getattr(app.backend, "result_consumer", None):
             consumer.stop()
@@ -28,7 +28,7 @@ def close_streamers() -> None:
 @pytest.fixture(autouse=True)
 def _own_streamers() -> Iterator[None]:
     """Each test has streamers, and connections, of its own."""
-    redis_streamer._apps.clear()
+    redis_app._apps.clear()
     yield
     close_streamers()
 

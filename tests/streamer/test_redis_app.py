@@ -6,7 +6,7 @@ import pytest
 from celery import Celery
 
 from celery_batch import ConfigurationError, RedisStreamer, RedisWorker
-from celery_batch.streamer.redis_streamer import app_for, connection_settings, queue_of, task_of
+from celery_batch.streamer.redis_app import app_for, connection_settings, queue_of, task_of
 
 
 @pytest.fixture(autouse=True)
