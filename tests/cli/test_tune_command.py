@@ -14,7 +14,8 @@ from click.testing import CliRunner
 
 from celery_batch import BatchTask, Model
 from celery_batch.cli.common import batch_task
-from celery_batch.cli.tune import probe, rows_for, show, tune
+from celery_batch.cli.tune import probe, rows_for, tune
+from celery_batch.cli.tune_report import show
 from celery_batch.errors import BackfillError, ConfigurationError, ModelError, OutOfMemory
 from celery_batch.padding import padded_length
 from celery_batch.runtime import registry
