@@ -37,6 +37,39 @@ __all__ = [
     "byte_size",
 ]
 
+#: Bytes counted for a number, and for any other small value.
+_SMALL = 8
+
+#: Members of a list by which the size of a long one is estimated.
+_SAMPLE = 8
+
+#: The types in most rows of numbers: checked first.
+_NUMBERS = frozenset((int, float, bool, type(None)))
+
+#: Windows of rows that may be held, most of them answered and waiting for an earlier row.
+MOST_WINDOWS = 8
+
+#: Bytes that may be held, unless another number is given.
+WINDOW_BYTES = 64 << 20
+
+#: Bytes from which on a chunk gets no more rows.
+_CHUNK_BYTES = 4 << 20
+
+#: Chunks' worth of rows that are read at one go, to be cut by key.
+_CHUNKS_TO_CUT = 8
+
+#: Seconds without any answer after which lost chunks are sent again.
+TIMEOUT = 60.0
+
+#: How often a chunk is sent again that is neither in the broker nor in a worker, without an answer.
+MOST_RESENDS = 5
+
+#: The error of a row that was sent again so often.
+_NO_ANSWER = (
+    f"{DeadlineExceeded.__name__}: was sent {MOST_RESENDS + 1} times; each time no worker had it"
+    " any more, and no result was stored"
+)
+
 
 class Row(NamedTuple):
     """One row of the input."""
@@ -95,16 +128,6 @@ class Unreadable:
     key: str = ""
 
 
-#: Bytes counted for a number, and for any other small value.
-_SMALL = 8
-
-#: Members of a list by which the size of a long one is estimated.
-_SAMPLE = 8
-
-#: The types in most rows of numbers: checked first.
-_NUMBERS = frozenset((int, float, bool, type(None)))
-
-
 def byte_size(value: Any) -> int:
     """Estimate the bytes of a value: a character is one, and a few members stand for long lists."""
     if type(value) in _NUMBERS:
@@ -119,31 +142,6 @@ def byte_size(value: Any) -> int:
         sample = value[:: len(value) // _SAMPLE]
         return sum(map(byte_size, sample)) * len(value) // len(sample)
     return size_of(value) if is_array(value) else _SMALL
-
-
-#: Windows of rows that may be held, most of them answered and waiting for an earlier row.
-MOST_WINDOWS = 8
-
-#: Bytes that may be held, unless another number is given.
-WINDOW_BYTES = 64 << 20
-
-#: Bytes from which on a chunk gets no more rows.
-_CHUNK_BYTES = 4 << 20
-
-#: Chunks' worth of rows that are read at one go, to be cut by key.
-_CHUNKS_TO_CUT = 8
-
-#: Seconds without any answer after which lost chunks are sent again.
-TIMEOUT = 60.0
-
-#: How often a chunk is sent again that is neither in the broker nor in a worker, without an answer.
-MOST_RESENDS = 5
-
-#: The error of a row that was sent again so often.
-_NO_ANSWER = (
-    f"{DeadlineExceeded.__name__}: was sent {MOST_RESENDS + 1} times; each time no worker had it"
-    " any more, and no result was stored"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
