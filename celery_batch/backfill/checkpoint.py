@@ -38,6 +38,19 @@ __all__ = [
     "write_about",
 ]
 
+#: Seconds between two syncs: so much runs again after a power cut, besides pending rows.
+_SYNC_EVERY = 1.0
+
+#: A typed value has this key, such as an array.
+_TYPED = '"__type__"'
+
+_decode: Callable[[str], Any] = json.JSONDecoder(object_hook=array_hook).decode
+
+#: How a line begins: an output may be long, and is not decoded where rows are only counted.
+_START = re.compile(
+    rb'\{"position": (\d+), "key": "(?:[^"\\]|\\.)*", "line": \d+, "(output|error)": '
+)
+
 
 class RowSet:
     """The positions of rows: all below the first missing one, and those beyond it."""
@@ -151,15 +164,6 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 def _given(value: Any) -> str:
     return "not given" if value is None else str(value)
-
-
-#: Seconds between two syncs: so much runs again after a power cut, besides pending rows.
-_SYNC_EVERY = 1.0
-
-#: A typed value has this key, such as an array.
-_TYPED = '"__type__"'
-
-_decode: Callable[[str], Any] = json.JSONDecoder(object_hook=array_hook).decode
 
 
 class Checkpoint:
@@ -293,12 +297,6 @@ def _read(file: IO[bytes]) -> tuple[dict[str, Any], RowSet, int, int]:
         failed += found[1]
         end += len(line)
     return (about, done, failed, end) if done else ({}, done, failed, 0)
-
-
-#: How a line begins: an output may be long, and is not decoded where rows are only counted.
-_START = re.compile(
-    rb'\{"position": (\d+), "key": "(?:[^"\\]|\\.)*", "line": \d+, "(output|error)": '
-)
 
 
 def _position(line: bytes) -> tuple[int, bool] | None:

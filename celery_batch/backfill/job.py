@@ -32,6 +32,15 @@ __all__ = ["ErrorLimit", "Job", "Notices"]
 #: Rows after which a share of them means something.
 _ENOUGH = 100
 
+#: Kinds of errors of which the first one is shown.
+_KINDS = 5
+
+#: Characters of an error that is shown.
+_ERROR_LENGTH = 200
+
+#: Rows at the beginning of which not all should fail.
+_FIRST = 100
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorLimit:
@@ -62,16 +71,6 @@ class ErrorLimit:
                 f"{failed:,} of {done:,} rows have failed, more than --max-errors allows;"
                 " the outputs are kept, and the same command continues if it allows more"
             )
-
-
-#: Kinds of errors of which the first one is shown.
-_KINDS = 5
-
-#: Characters of an error that is shown.
-_ERROR_LENGTH = 200
-
-#: Rows at the beginning of which not all should fail.
-_FIRST = 100
 
 
 class Notices:

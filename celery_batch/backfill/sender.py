@@ -25,23 +25,6 @@ __all__ = ["Sender", "unserved"]
 
 log = logging.getLogger(__name__)
 
-
-def unserved(task: Any, options: dict[str, Any]) -> str:
-    """Return in words that no worker reads a task's queue; "" if one does, or none can tell."""
-    app, queue = task.app, queue_of_calls(task, options)
-    try:
-        if task.is_served(queue):
-            return ""
-    except OperationalError as error:
-        log.debug("Could not ask the workers: %r", error)
-        return ""
-    usual = queue == app.conf.task_default_queue
-    start = f"celery -A {app.main or 'APP'} worker" + ("" if usual else f" -Q {queue}")
-    return (
-        f"No worker answers for {task.name}: none reads its queue {queue!r}; start one with {start}"
-    )
-
-
 #: Seconds to wait for workers that say which tasks they have.
 _REPLY_TIMEOUT = 2.0
 
@@ -62,6 +45,22 @@ _UNWRITABLE = (EncodeError, TypeError, ValueError, RecursionError)
 
 #: A chunk whose task has ended, and its rows' answers; None if it failed as a whole.
 Completed = tuple[Chunk, list[Answer] | None]
+
+
+def unserved(task: Any, options: dict[str, Any]) -> str:
+    """Return in words that no worker reads a task's queue; "" if one does, or none can tell."""
+    app, queue = task.app, queue_of_calls(task, options)
+    try:
+        if task.is_served(queue):
+            return ""
+    except OperationalError as error:
+        log.debug("Could not ask the workers: %r", error)
+        return ""
+    usual = queue == app.conf.task_default_queue
+    start = f"celery -A {app.main or 'APP'} worker" + ("" if usual else f" -Q {queue}")
+    return (
+        f"No worker answers for {task.name}: none reads its queue {queue!r}; start one with {start}"
+    )
 
 
 class Sender:

@@ -49,6 +49,17 @@ Row: TypeAlias = tuple[Any, ...]
 #: Rows of a file that are kept to measure with.
 _MOST_ROWS = 10_000
 
+#: Red and greys differ in lightness too, and lines in their marks: for colour-blind readers.
+FOCUS, PLAIN, LIMIT = "#b03a2e", "#566573", "#7f8c8d"
+
+_KINDS = (".png", ".svg", ".pdf")
+
+plot_option = click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw the result to a .png, .svg or .pdf file; needs matplotlib.",
+)
+
 
 class FiniteRange(click.FloatRange):
     """A range of numbers that has neither infinity nor NaN in it."""
@@ -151,18 +162,6 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-#: Red and greys differ in lightness too, and lines in their marks: for colour-blind readers.
-FOCUS, PLAIN, LIMIT = "#b03a2e", "#566573", "#7f8c8d"
-
-_KINDS = (".png", ".svg", ".pdf")
-
-plot_option = click.option(
-    "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw the result to a .png, .svg or .pdf file; needs matplotlib.",
-)
 
 
 def check_plot(path: Path) -> None:

@@ -51,6 +51,8 @@ __all__ = [
     "result_reprs",
 ]
 
+logger = logging.getLogger(__name__)
+
 
 @contextmanager
 def current_task(task: Any, request: Any) -> Iterator[None]:
@@ -129,9 +131,6 @@ def close_django_connections(app: Any) -> None:
         if django is not None:
             django.close_database()
             django.close_cache()
-
-
-logger = logging.getLogger(__name__)
 
 
 class _ResultReprs(threading.local):

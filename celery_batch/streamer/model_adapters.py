@@ -40,6 +40,8 @@ __all__ = [
     "time_of",
 ]
 
+logger = logging.getLogger(__name__)
+
 
 class ManagedModel:
     """
@@ -238,9 +240,6 @@ def time_of(run: BatchRun) -> CallTime | None:
         return None
     seconds = sum(each.seconds for each in run.timings)
     return counts.padded_cost / counts.calls, seconds / counts.calls
-
-
-logger = logging.getLogger(__name__)
 
 
 def device_names(cuda_devices: Iterable[int | str] | int | str | None) -> list[str] | None:

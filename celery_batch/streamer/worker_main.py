@@ -36,6 +36,13 @@ from celery_batch.streamer.parent_death import end_with_manager, end_with_parent
 
 __all__ = ["UNGUARDED", "Plan", "arrive", "is_arriving", "serve"]
 
+logger = logging.getLogger(__name__)
+
+#: The exit status of a process whose main module goes on to use a streamer: sysexits' "usage".
+UNGUARDED = 64
+
+_is_arriving = False
+
 
 def _pack(outputs: Sequence[Any], broken: str | None, call: CallTime | None) -> Message:
     """Pickle a batch's outputs; an error takes the place of one that cannot be pickled."""
@@ -73,12 +80,6 @@ def _checked(output: Any) -> Any:
     return Outcome(error=ModelError(f"the output, {kind}, cannot be pickled for its way back"))
 
 
-logger = logging.getLogger(__name__)
-
-#: The exit status of a process whose main module goes on to use a streamer: sysexits' "usage".
-UNGUARDED = 64
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a worker process has to know."""
@@ -87,9 +88,6 @@ class Plan:
     device: str  # what the model calls its device
     is_pinned: bool  # whether the device was chosen by the user
     size: int  # most items in one call of the model
-
-
-_is_arriving = False
 
 
 def is_arriving() -> bool:

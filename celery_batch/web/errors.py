@@ -51,6 +51,35 @@ _TEMPORARY = {
 #: What fails again, whatever its status.
 _LASTING = (OutOfMemory, SoftTimeLimitExceeded, TimeLimitExceeded)
 
+_NEVER_FITS = "One request has more items than the queue may hold; send fewer at a time."
+
+_WOULD_BE_LATE = "The result would come too late: too much work waits already."
+
+_EXPIRED = (504, "DeadlineExceeded", "No worker took the task in time.")
+
+_REVOKED = (503, "TaskRevoked", "The task was revoked before it ran.")
+
+_NO_BACKEND = (503, "BackendUnreachable", "The result backend cannot be reached.")
+
+#: What py-amqp raises where RabbitMQ takes no user with this password, or has no such host.
+LOGIN_REFUSED = (AccessRefused, NotAllowed)
+
+#: Exceptions of Celery, billiard, kombu and py-amqp by their classes.
+_CELERYS: tuple[tuple[tuple[type[Exception], ...], tuple[int, str, str]], ...] = (
+    (
+        (SoftTimeLimitExceeded, TimeLimitExceeded),
+        (504, "TimeLimitExceeded", "The model took longer than its time limit."),
+    ),
+    ((WorkerLostError,), (503, "WorkerLost", "The worker process ended while it ran the task.")),
+    ((CeleryTimeoutError,), (504, "DeadlineExceeded", "There was no answer in time.")),
+    (
+        (OperationalError, *LOGIN_REFUSED),
+        (503, "BrokerUnreachable", "The broker cannot be reached."),
+    ),
+    ((RedisConnectionError, RedisTimeoutError), _NO_BACKEND),
+    ((EncodeError,), (422, "EncodeError", "An input cannot be encoded for the task.")),
+)
+
 
 class BackendUnreachable(BatchError, OperationalError):
     """The result backend cannot be reached."""
@@ -146,31 +175,6 @@ def _failure_class(kind: Any) -> type[BaseException]:
     }
     return type(kind.__name__, (kind, TaskFailed), names)
 
-
-_NEVER_FITS = "One request has more items than the queue may hold; send fewer at a time."
-_WOULD_BE_LATE = "The result would come too late: too much work waits already."
-_EXPIRED = (504, "DeadlineExceeded", "No worker took the task in time.")
-_REVOKED = (503, "TaskRevoked", "The task was revoked before it ran.")
-_NO_BACKEND = (503, "BackendUnreachable", "The result backend cannot be reached.")
-
-#: What py-amqp raises where RabbitMQ takes no user with this password, or has no such host.
-LOGIN_REFUSED = (AccessRefused, NotAllowed)
-
-#: Exceptions of Celery, billiard, kombu and py-amqp by their classes.
-_CELERYS: tuple[tuple[tuple[type[Exception], ...], tuple[int, str, str]], ...] = (
-    (
-        (SoftTimeLimitExceeded, TimeLimitExceeded),
-        (504, "TimeLimitExceeded", "The model took longer than its time limit."),
-    ),
-    ((WorkerLostError,), (503, "WorkerLost", "The worker process ended while it ran the task.")),
-    ((CeleryTimeoutError,), (504, "DeadlineExceeded", "There was no answer in time.")),
-    (
-        (OperationalError, *LOGIN_REFUSED),
-        (503, "BrokerUnreachable", "The broker cannot be reached."),
-    ),
-    ((RedisConnectionError, RedisTimeoutError), _NO_BACKEND),
-    ((EncodeError,), (422, "EncodeError", "An input cannot be encoded for the task.")),
-)
 
 #: The exceptions that a framework hands to `http_error`.
 ERRORS: tuple[type[Exception], ...] = (

@@ -29,14 +29,6 @@ _CONNECT, _REPLY = 1.0, 2.0
 #: One further try, at once: the client can ask again.
 _ONCE_MORE = {"max_retries": 1, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.1}
 
-
-def _limit_greenlets(connection: Any) -> None:
-    """Set the time-out on a gevent socket itself, where py-amqp's socket options have no effect."""
-    sock = connection.transport.sock
-    if type(sock).__module__.startswith("gevent."):
-        sock.settimeout(_REPLY)
-
-
 _SINGLE: Mapping[str, Any] = {
     "broker_connection_timeout": _CONNECT,
     "broker_pool_acquire_timeout": _REPLY,
@@ -61,6 +53,13 @@ _MERGED: Mapping[str, Mapping[str, Any]] = {
 
 #: What each prepared app's settings have become and what they were, by their names.
 _prepared: WeakKeyDictionary[Celery, dict[str, tuple[Any, Any]]] = WeakKeyDictionary()
+
+
+def _limit_greenlets(connection: Any) -> None:
+    """Set the time-out on a gevent socket itself, where py-amqp's socket options have no effect."""
+    sock = connection.transport.sock
+    if type(sock).__module__.startswith("gevent."):
+        sock.settimeout(_REPLY)
 
 
 def prepare(app: Celery) -> None:
