@@ -165,7 +165,8 @@ def block_until_ended(result: Any, deadline: float) -> bool:
     """Return whether a result's task ends by a deadline, for a thread; it may have failed."""
     pending = result.notified
     if pending is not None:
-        _block_until_notified(pending, deadline)
+        if pending.value is None:
+            _block_until_notified(pending, deadline)
         if pending.value != TOO_LARGE:
             return pending.value is not None
     left = deadline - time.monotonic()
