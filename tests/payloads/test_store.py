@@ -344,9 +344,9 @@ def test_a_store_that_blocks_is_given_up(tmp_path: Path, monkeypatch: Any, schem
 @pytest.mark.parametrize("scheme", ["file", "local"])
 def test_many_payloads_may_take_long(tmp_path: Path, monkeypatch: Any, scheme: str):
     """Each has the time that a call may take: a store that answers is not given up."""
-    monkeypatch.setattr("celery_batch.payloads.store._CALL_TIMEOUT", 0.5)
+    monkeypatch.setattr("celery_batch.payloads.store._CALL_TIMEOUT", 1.0)
     store: Any = open_store(Celery("stores", set_as_current=False), f"{scheme}://{tmp_path}")
-    keys = [f"{letter}-1" for letter in "abcde"]
+    keys = [f"{letter}-1" for letter in "abcdefgh"]
     for key in keys:
         store.put(key, b"data", 60)
     kind, names = (Path, ("open", "unlink"))
@@ -355,7 +355,7 @@ def test_many_payloads_may_take_long(tmp_path: Path, monkeypatch: Any, scheme: s
     for name in names:
         monkeypatch.setattr(kind, name, slowly(getattr(kind, name)))
 
-    assert [b"data"] * 5 == store.get(keys, [4] * 5)
+    assert [b"data"] * 8 == store.get(keys, [4] * 8)
     store.delete(keys)
     assert not list(tmp_path.iterdir())
 

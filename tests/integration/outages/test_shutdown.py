@@ -67,7 +67,8 @@ def test_what_comes_back_from_a_quorum_queue_runs_in_batches(rabbit_setup: Setup
     after = rabbit_setup.recall("slow")[len(before) :]
 
     assert list(range(200)) == answers
-    assert max(len(batch["items"]) for batch in after[:2]) > 1  # the first may come alone
+    # The first ones may come alone; of those that came back, 24 or so, each would be.
+    assert sum(len(batch["items"]) == 1 for batch in after) < 6
 
 
 @pytest.mark.parametrize("kind", ["quorum", "classic"])
