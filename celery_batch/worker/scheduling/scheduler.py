@@ -303,9 +303,9 @@ class Scheduler:
         self.is_open = False
         self._timer.cancel()
         self._submitter.close()
-        if not restarting:
-            self.running_messages.stop_receiving()
         self._completion.close(restarting=restarting)
+        if not restarting:
+            self.running_messages.stop_receiving()  # for as long as RabbitMQ's alarm lasts
         not_run = [request for task_queue in self for request in task_queue.clear()]
         for job in list(self.slots.jobs):
             # On a restart the prefork pool silently discards what no process has accepted;

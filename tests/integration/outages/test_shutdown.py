@@ -16,6 +16,8 @@ from tests.services.servers.rabbitmq import RabbitMQServer
 _POOLS = [("-c", "1"), ("-c", "2"), ("-P", "threads", "-c", "1")]
 #: Each broker and each pool; all of them together in the thorough run.
 _USUAL = {("setup", _POOLS[0]), ("setup", _POOLS[2]), ("rabbit_setup", _POOLS[1])}
+#: What RabbitMQ allows for an acknowledgement, in milliseconds.
+_CONSUMER_TIMEOUT = "{ok, T} = application:get_env(rabbit, consumer_timeout), T."
 _OTHER = pytest.mark.thorough("a restart under load with each pool on each broker")
 
 
@@ -209,4 +211,29 @@ def test_worker_survives_a_lost_connection(setup: Setup):
 
     assert list(range(20, 40)) == [result.get(timeout=60) for result in after]
     assert list(range(20)) == [result.get(timeout=60) for result in before]
+    assert worker.child.exit_code is None
+
+
+@pytest.mark.thorough("a worker that RabbitMQ takes for stuck")
+def test_a_consumer_timeout_costs_a_reconnect_where_channel_errors_are_retried(
+    rabbit_setup: Setup, rabbitmq_server: RabbitMQServer
+):
+    """RabbitMQ closes the channel of a long batch: nothing is lost, and nothing runs twice."""
+    before = rabbitmq_server.control("eval", _CONSUMER_TIMEOUT)
+    rabbitmq_server.control("eval", "application:set_env(rabbit, channel_tick_interval, 1000).")
+    rabbitmq_server.control("eval", "application:set_env(rabbit, consumer_timeout, 4000).")
+    try:
+        conf = {"broker_channel_error_retry": True}
+        worker = rabbit_setup.worker("-c", "1", conf=conf, TESTS_NAP_SECONDS="3")
+        results = rabbit_setup.nap.delay_many(range(16))
+        answers = [result.get(timeout=60) for result in results]
+    finally:
+        rabbitmq_server.control(
+            "eval", f"application:set_env(rabbit, consumer_timeout, {before.strip()})."
+        )
+    runs = Counter(n for fact in rabbit_setup.recall("nap") for n in fact["items"])
+
+    assert list(range(16)) == answers
+    assert {1} == set(runs.values())
+    assert "delivery acknowledgement on channel 1 timed out" in worker.log
     assert worker.child.exit_code is None
