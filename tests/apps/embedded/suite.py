@@ -140,6 +140,12 @@ def celery_worker_pool():
 
 
 @pytest.fixture(scope="session")
+def celery_worker_parameters():
+    """Give a busy machine longer than Celery does, ten seconds, to start and end a worker."""
+    return {"ping_task_timeout": 2 * SOON, "shutdown_timeout": 2 * SOON}
+
+
+@pytest.fixture(scope="session")
 def celery_includes():
     """Serve the task that answers the check for the worker's start."""
     return ["celery.contrib.testing.tasks"]
