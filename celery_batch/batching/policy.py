@@ -10,7 +10,7 @@ from celery_batch.batching.cost import CostLimits
 from celery_batch.batching.shapes import are_ascending
 from celery_batch.errors import ConfigurationError
 
-__all__ = ["DEFAULT_LINGER", "BatchPolicy", "is_above_zero", "require"]
+__all__ = ["DEFAULT_LINGER", "BatchPolicy", "is_above_zero", "is_whole", "require"]
 
 #: Seconds.  Longer than the gap between two messages of a burst, short beside a model call.
 DEFAULT_LINGER = 0.002
@@ -76,7 +76,7 @@ class BatchPolicy:
         size, wait, linger = self.max_batch_size, self.max_wait, self.linger
         share, weight = self.low_priority_share, self.device_share
         seconds = "seconds as a number from 0 up"
-        require(_is_whole(size, 1), "max_batch_size", "a whole number of at least 1", size)
+        require(is_whole(size, 1), "max_batch_size", "a whole number of at least 1", size)
         require(_is_finite(wait) and wait >= 0, "max_wait", seconds, wait)
         is_linger = linger is None or (_is_finite(linger) and linger >= 0)
         require(is_linger, "linger", seconds, linger)
@@ -103,7 +103,7 @@ class BatchPolicy:
         require(cost is None or is_above_zero(cost), "max_batch_cost", "a number above 0", cost)
         if self.padded and cost is None:
             raise ConfigurationError("padded: has no effect without max_batch_cost")
-        require(_is_whole(window, 0), "sort_window", "a whole number of batches from 0 up", window)
+        require(is_whole(window, 0), "sort_window", "a whole number of batches from 0 up", window)
 
     def _check_shapes(self) -> None:
         size, sizes = self.max_batch_size, self.batch_sizes
@@ -177,7 +177,8 @@ def require(is_valid: object, name: str, expected: str, value: object) -> None:
         raise ConfigurationError(f"{name}: must be {expected}, got {value!r}")
 
 
-def _is_whole(value: object, least: int) -> bool:
+def is_whole(value: object, least: int) -> bool:
+    """Return whether a value is a whole number that is not below a bound."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import groupby
 from typing import Any, Protocol, Self, TypedDict
 
-from celery_batch.batching.policy import BatchPolicy
+from celery_batch.batching.policy import BatchPolicy, is_above_zero, is_whole, require
 from celery_batch.errors import BatchError, ConfigurationError, InvalidKey, StreamerClosed
 from celery_batch.item_lists import refuse_one_value
 from celery_batch.runtime.item_cost import ItemCost
@@ -91,8 +91,9 @@ class BaseStreamer(ABC):
             raise ConfigurationError(
                 f"batch_by: must be a function of an item, or None, got {batch_by!r}"
             )
-        if max_queue is not None and max_queue < 1:
-            raise ConfigurationError(f"max_queue: must be at least 1, or None, got {max_queue!r}")
+        is_bound = max_queue is None or is_whole(max_queue, 1)
+        require(is_bound, "max_queue", "a whole number of at least 1, or None", max_queue)
+        require(is_above_zero(worker_timeout), "worker_timeout", "seconds above 0", worker_timeout)
         try:
             self.policy = BatchPolicy(
                 batch_size,

@@ -26,6 +26,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from kombu.utils.url import maybe_sanitize_url
 
+from celery_batch.batching.policy import is_above_zero, is_whole, require
 from celery_batch.client.publish.send_many import apply_many
 from celery_batch.client.results.futures import (
     Poller,
@@ -37,7 +38,7 @@ from celery_batch.client.results.futures import (
 from celery_batch.client.results.listener import listener_for
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.kombu import library_errors, queue_size
-from celery_batch.errors import ConfigurationError, QueueFull
+from celery_batch.errors import QueueFull
 from celery_batch.item_lists import refuse_one_value
 from celery_batch.streamer.redis_app import DEFAULT, client_app, queue_of, task_of
 
@@ -202,8 +203,10 @@ class RedisStreamer:
         worker_timeout: float | None = 20,
         max_queue: int | None = None,
     ) -> None:
-        if max_queue is not None and max_queue < 1:
-            raise ConfigurationError(f"max_queue: must be at least 1, or None, got {max_queue!r}")
+        is_bound = max_queue is None or is_whole(max_queue, 1)
+        require(is_bound, "max_queue", "a whole number of at least 1, or None", max_queue)
+        is_timeout = worker_timeout is None or is_above_zero(worker_timeout)
+        require(is_timeout, "worker_timeout", "seconds above 0, or None", worker_timeout)
         self.max_queue = max_queue
         self.prefix = prefix
         self.worker_timeout = worker_timeout

@@ -362,10 +362,11 @@ def test_destroyed_in_the_midst_of_a_submit(monkeypatch):
         ({"batch_size": 0}, "^batch_size: must be"),
         ({"batch_size": 4, "max_latency": -1}, "^max_latency: must be"),
         ({"batch_size": 4, "max_queue": 0}, "max_queue: must be"),
+        ({"batch_size": 4, "worker_timeout": "x"}, "worker_timeout: must be"),
         ({"batch_size": 4, "worker_num": 0}, "worker_num: must be"),
         ({"batch_size": 4, "worker_num": 1, "mp_start_method": "thread"}, "mp_start_method: must"),
     ],
-    ids=["size", "latency", "queue", "workers", "method"],
+    ids=["size", "latency", "queue", "timeout", "workers", "method"],
 )
 def test_wrong_options_are_refused(options, message):
     """What cannot be is refused when the streamer is made, by a message that names it."""

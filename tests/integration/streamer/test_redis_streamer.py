@@ -8,6 +8,7 @@ import json
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -314,8 +315,20 @@ def test_a_full_queue_raises_at_once(workers: StreamerWorkers):
     with workers.client() as client:
         assert 3 == client.llen(streamer.queue)
         client.delete(streamer.queue)
-    with pytest.raises(ConfigurationError, match="max_queue"):
-        workers.streamer(max_queue=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_queue": 0}, "^max_queue: must be a whole number"),
+        ({"max_queue": "x"}, "^max_queue: must be a whole number"),
+        ({"worker_timeout": "x"}, "^worker_timeout: must be seconds"),
+    ],
+)
+def test_wrong_options_of_a_redis_streamer(options: dict[str, Any], message: str):
+    """They are refused when it is made, by a message that names them."""
+    with pytest.raises(ConfigurationError, match=message):
+        RedisStreamer(**options)
 
 
 def test_a_full_queue_is_one_of_all_priorities(workers: StreamerWorkers):
