@@ -33,8 +33,9 @@ test: $(STAMP) ## Run the test suite with real servers (TEST_SEED=n repeats a ru
 # What differs by release: Celery's features on one broker and pool, clients, and what stands on private parts.
 OLDEST := 5.5.3-5.5.4-5.2.1
 OLDEST_TESTS := tests/integration/features tests/client tests/compat
-# How batches are chosen and values stored is ours alone: these run on the locked releases, and with `make compat`.
+# How batches are chosen, values stored and results awaited is ours alone: these run on the locked releases, and with `make compat`.
 ALIKE := test_background or test_cost or test_dedupe or test_keys or test_max_queue_bursts or test_max_queue_cost or test_pending_results or test_poll_schedule or test_queue_depth or test_recorded_trace or test_shapes or test_target_latency
+ALIKE += or test_late_calls or test_listener_elsewhere or test_reprs or test_sending_many or test_states or test_max_queue_outage
 ALIKE += or a_directory_as_store or a_model_that_changes_its_items or fills_the_array_of_its_outputs_again or keeps_to_the_memory_there_is or output_that_is_too_large or sixty_four_megabytes or store_that_is_away or tensors_of_any_layout or values_are_too_large_together or what_a_message_cannot_hold
 
 test-oldest: $(STAMP) ## Run features, clients and one fault on the oldest supported Celery, on Redis and prefork (`make compat` runs all)

@@ -73,26 +73,26 @@ def test_what_comes_back_from_a_quorum_queue_runs_in_batches(rabbit_setup: Setup
     assert sum(len(batch["items"]) == 1 for batch in after) < 6
 
 
-@pytest.mark.parametrize("kind", ["quorum", "classic"])
-def test_what_waits_is_returned_while_a_batch_still_runs(
-    rabbit_setup: Setup, rabbitmq_server: RabbitMQServer, kind: str
-):
+@pytest.mark.parametrize(
+    "kind", ["quorum", pytest.param("classic", marks=pytest.mark.thorough("a classic queue"))]
+)
+def test_what_waits_is_returned_while_a_batch_still_runs(rabbit_setup: Setup, kind: str):
     """SIGTERM: other workers need not wait for the longest batch of the one that ends."""
     queue = Queue(f"at-once-{kind}", queue_arguments={"x-queue-type": kind})
     conf = {"task_create_missing_queue_type": kind}
     options = ("-c", "1", "-Q", queue.name)
-    worker = rabbit_setup.worker(*options, conf=conf, TESTS_NAP_SECONDS="15")
+    worker = rabbit_setup.worker(*options, conf=conf, TESTS_NAP_SECONDS="10")
     results = rabbit_setup.nap.apply_many([((n,), None) for n in range(12)], queue=queue)
     wait_until(lambda: "" if rabbit_setup.recall("nap") else "none", [], what="a batch", timeout=60)
     os.kill(worker.pid, signal.SIGTERM)
+    with rabbit_setup.app.connection_for_read() as connection:
+        channel = connection.default_channel
 
-    def why_not_ready() -> str:
-        columns = ("--no-table-headers", "name", "messages_ready")
-        rows = rabbitmq_server.control("list_queues", *columns).splitlines()
-        ready = int(dict(row.split("\t") for row in rows)[queue.name])
-        return "" if ready >= 4 else f"{ready} messages are back"
+        def why_not_ready() -> str:
+            ready = channel.queue_declare(queue.name, passive=True).message_count
+            return "" if ready >= 4 else f"{ready} messages are back"
 
-    wait_until(why_not_ready, [worker.child], what="the queue", timeout=12)
+        wait_until(why_not_ready, [worker.child], what="the queue", timeout=8)
 
     assert not any(result.ready() for result in results)
     assert 0 == worker.stop(grace=60)
