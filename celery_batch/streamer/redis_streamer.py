@@ -27,18 +27,8 @@ from kombu.exceptions import OperationalError
 from kombu.utils.url import maybe_sanitize_url
 
 from celery_batch.batching.policy import is_above_zero, is_whole, require
-from celery_batch.client.publish.send_many import apply_many
-from celery_batch.client.results.futures import (
-    Poller,
-    has_ended,
-    notify_cancelled,
-    settle,
-    small_values,
-)
-from celery_batch.client.results.listener import listener_for
+from celery_batch.client.results.futures import future_of, notify_cancelled, settle
 from celery_batch.client_methods import ClientMethods
-from celery_batch.compat.kombu import library_errors, queue_size
-from celery_batch.errors import QueueFull
 from celery_batch.item_lists import refuse_one_value
 from celery_batch.streamer.redis_app import DEFAULT, client_app, queue_of, task_of
 
@@ -63,18 +53,25 @@ class RequestFuture(Future):  # type: ignore[type-arg]
         self._queue = queue
         self._results = results
         self._process = os.getpid()
-        self._count = itertools.count(1)
-        self._watched: list[Any] = []
+        #: A future of each item.
+        self._items: list[Future[Any]] = []
         super().add_done_callback(notify_cancelled)
 
     def watch(self) -> None:
         """Be done when all items are answered."""
-        if not self._results:
+        me = weakref.ref(self)
+
+        def answered(_item: Future[Any]) -> None:
+            future = me()
+            if future is not None and next(future._count) == len(future._items):  # noqa: SLF001 (our own)
+                future._settle()  # noqa: SLF001 (our own)
+
+        self._count = itertools.count(1)
+        self._items = [future_of(result) for result in self._results]
+        for item in self._items:
+            item.add_done_callback(answered)
+        if not self._items:
             self._settle()
-        elif listener_for(self._results[0].app) is None:
-            self._poll()
-        else:
-            self._listen()
 
     def result(self, timeout: float | None = None) -> list[Any]:
         """Return the outputs, as any `Future`; in ``worker_timeout`` seconds unless given."""
@@ -112,65 +109,22 @@ class RequestFuture(Future):  # type: ignore[type-arg]
             self._stop_waiting()
         return is_cancelled
 
-    def _listen(self) -> None:
-        me = weakref.ref(self)
-
-        def received() -> None:
-            future = me()
-            if future is not None:
-                future._receive()  # noqa: SLF001 (our own)
-
-        for result in self._results:
-            pending = result.pending_result
-            if pending.registry.add_callback(pending, received):
-                self._watched.append((pending, received))
-            else:
-                self._receive()
-
     def _follow_fork(self) -> None:
         """Listen in this process, if it is a fork of the one that sent the request."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self._condition = threading.Condition()  # another thread may have held the old one
-            self._count = itertools.count(1)
-            self._watched = []
             if not self.done():
                 self.watch()
 
-    def _receive(self) -> None:
-        if next(self._count) == len(self._results):
-            self._watched.clear()
-            if not (small_values(self._results) and self._settle()):
-                self._poll()
-
-    def _poll(self) -> None:
-        """Poll the result backend for the items, until this future is garbage collected."""
-        me = weakref.ref(self)
-
-        def poll() -> bool:
-            future = me()
-            return future is None or future._settle()  # noqa: SLF001 (our own)
-
-        Poller.of(self._results[0].app).add(poll)
-
-    def _settle(self) -> bool:
-        is_done = settle(self, self._outputs)
-        if is_done:
-            _with_callbacks.discard(self)
-        return is_done
-
-    def _outputs(self) -> tuple[list[Any]] | None:
-        """Return the outputs if they are all there."""
-        for result in self._results:
-            if not has_ended(result):
-                return None
-        return ([result.maybe_throw() for result in self._results],)
+    def _settle(self) -> None:
+        settle(self, lambda: ([item.result() for item in self._items],))
+        _with_callbacks.discard(self)
 
     def _stop_waiting(self) -> None:
         _with_callbacks.discard(self)
-        for pending, received in self._watched:
-            pending.registry.remove_callback_later(pending, received)
-        self._watched.clear()
+        for item in self._items:
+            item.cancel()
 
     def __del__(self) -> None:
         self._stop_waiting()
@@ -188,8 +142,7 @@ class RedisStreamer:
         prefix: Which model: each prefix is a queue of its own.
         worker_timeout: Seconds after which `predict`, and a future's ``result()`` without a
             timeout, give up; None for never.
-        max_queue: Most items that may wait in Redis; None for any number, and one round
-            trip less for each request.
+        max_queue: Most items that may wait in Redis; None for any number.
 
     Raises:
         ConfigurationError: The address of Redis or the number of items is invalid.
@@ -215,7 +168,8 @@ class RedisStreamer:
         #: The Celery app, whose ``control.inspect()`` asks the workers.
         self.app = client_app(redis_broker)
         #: The Celery task that an item becomes.
-        self.task = self.app.tasks.get(task_of(prefix)) or _register(self.app, prefix)
+        self.task = type(self.app.tasks.get(task_of(prefix)) or _register(self.app, prefix))()
+        self.task.max_queue = max_queue
 
     @contextmanager
     def _connection_errors_named(self) -> Iterator[None]:
@@ -254,12 +208,11 @@ class RedisStreamer:
         refuse_one_value("a streamer", batch)
         items = list(batch)
         with self._connection_errors_named():
-            self._admit(len(items))
+            self._connect()
             if len(items) == 1:
                 results = [self.task.apply_async((items[0],), None, queue=self.queue)]
             else:
-                rows = (((item,), None) for item in items)
-                results = apply_many(self.task, rows, {"queue": self.queue})
+                results = self.task.apply_many(_calls(items), queue=self.queue)
         future = RequestFuture(results, self.worker_timeout, self.queue)
         future.watch()
         return future
@@ -301,11 +254,12 @@ class RedisStreamer:
             raise _timeout_error(self.queue, self.worker_timeout) from error
 
     async def _send(self, items: list[Any]) -> list[Any]:
-        calls = (self.task.aapply_async((item,), queue=self.queue) for item in items)
         with self._connection_errors_named():
-            if self.max_queue is not None or self.app not in _connected:
-                await asyncio.to_thread(self._admit, len(items))
-            return await asyncio.gather(*calls)
+            if self.app not in _connected:
+                await asyncio.to_thread(self._connect)
+            if len(items) == 1:
+                return [await self.task.aapply_async((items[0],), queue=self.queue)]
+            return await self.task.aapply_many(_calls(items), queue=self.queue)  # type: ignore[no-any-return]
 
     def destroy_workers(self) -> None:
         """
@@ -317,24 +271,17 @@ class RedisStreamer:
         msg = "a RedisStreamer owns no workers; stop the program that runs them"
         raise NotImplementedError(msg)
 
-    def _admit(self, items: int) -> None:
-        """Connect at first, with fewer retries than later, and refuse items that are too many."""
+    def _connect(self) -> None:
+        """Connect at first, with fewer retries than later."""
         if self.app not in _connected:
             with self.app.connection_for_write() as connection:
                 connection.ensure_connection(**_ONCE_MORE)
             _connected.add(self.app)
-        if self.max_queue is None:
-            return
-        with (
-            self.app.producer_or_acquire() as producer,
-            library_errors(producer.connection),
-        ):
-            waiting = queue_size(producer.channel, self.queue)
-        if waiting + items > self.max_queue:
-            raise QueueFull(
-                f"{waiting} items wait in {self.queue!r} and {items} more are too many for"
-                f" {self.max_queue}"
-            )
+
+
+def _calls(items: list[Any]) -> Iterator[tuple[Any, None]]:
+    """Yield the arguments of each item's call."""
+    return (((item,), None) for item in items)
 
 
 def _timeout_error(queue: str, limit: float | None) -> TimeoutError:

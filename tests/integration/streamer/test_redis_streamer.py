@@ -307,9 +307,9 @@ def test_a_full_queue_raises_at_once(workers: StreamerWorkers):
     streamer = workers.streamer("idle", max_queue=3)
     streamer.submit(["a", "b"])
 
-    with pytest.raises(QueueFull, match=r"2 items wait in 'streamer\.idle'"):
+    with pytest.raises(QueueFull, match=r"2 items wait in queue 'streamer\.idle'"):
         streamer.submit(["c", "d"])
-    with pytest.raises(QueueFull, match="too many for 3"):
+    with pytest.raises(QueueFull, match="too many for max_queue=3"):
         asyncio.run(streamer.apredict(["c", "d"]))
     streamer.submit(["c"])
     with workers.client() as client:
@@ -337,9 +337,9 @@ def test_a_full_queue_is_one_of_all_priorities(workers: StreamerWorkers):
     for priority in (3, 6, 9):
         streamer.task.apply_async(("a",), queue=streamer.queue, priority=priority)
     try:
-        with pytest.raises(QueueFull, match=r"3 items wait in 'streamer\.idle'"):
+        with pytest.raises(QueueFull, match=r"3 items wait in queue 'streamer\.idle'"):
             streamer.submit(["b"])
-        with pytest.raises(QueueFull, match="too many for 3"):
+        with pytest.raises(QueueFull, match="too many for max_queue=3"):
             asyncio.run(streamer.apredict(["b"]))
     finally:
         with workers.client() as client:
