@@ -26,31 +26,15 @@ __all__ = ["Batches", "SimpleRequest"]
 #: What tasks of celery-batches may override and these may not: there is no such step here.
 _INTERNAL = ("flush", "_do_flush", "Strategy")
 
-#: Options of batch tasks that have no meaning for a list of requests.
-_OF_BATCH_TASKS = (
-    "batch_by",
-    "batch_lengths",
-    "batch_sizes",
-    "cache_ttl",
-    "cost",
-    "dedupe",
-    "example",
-    "isolate_failures",
-    "linger",
-    "max_batch_cost",
-    "max_batch_size",
-    "max_item_cost",
-    "max_queue_cost",
-    "max_wait",
-    "model",
-    "outputs",
-    "padded",
-    "padding_row",
-    "shed",
-    "sort_window",
-    "target_latency",
-    "version",
-)
+#: Options of batch tasks that have a meaning for a list of requests, too.
+_SHARED = ("device_share", "low_priority_share", "max_queue", "max_worker_losses", "traces_items")
+
+#: Those that have none.
+_OF_BATCH_TASKS = {
+    name
+    for name in inspect.get_annotations(BatchTask) | inspect.get_annotations(ClientMethods)
+    if not name.startswith("_") and name not in _SHARED
+}
 
 #: What Celery's result backends read of a request, beside its arguments.
 _READ_BY_BACKENDS = ("group", "group_index", "parent_id", "root_id")

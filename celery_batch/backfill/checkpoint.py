@@ -151,8 +151,6 @@ def write_about(output: Path, about: dict[str, Any]) -> None:
 def changes(before: dict[str, Any], now: dict[str, Any]) -> str:
     """Return in words what has changed, "" if nothing has; unknown values are not compared."""
     names = [name for name in now if name in before and before[name] != now[name]]
-    if "input" in names and now["input"].startswith(f"{before['input']} "):
-        names.remove("input")  # written before samples were taken: all that it has is the same
     return ", and ".join(
         "the input has changed since"
         if name == "input"

@@ -113,14 +113,12 @@ class Input:
             return hashlib.sha256(names.encode("utf-8", "surrogateescape")).hexdigest()
         size = path.stat().st_size
         step = max(_SAMPLE, math.ceil((size - _SAMPLE) / (_SAMPLES - 1)))
-        # The beginning has a hash of its own, which is all that earlier versions wrote down.
-        beginning, rest = hashlib.sha256(), hashlib.sha256()
+        digest = hashlib.sha256()
         with path.open("rb") as file:
-            beginning.update(file.read(_SAMPLE))
-            for start in range(step, size, step):
-                file.seek(min(start, size - _SAMPLE))
-                rest.update(file.read(_SAMPLE))
-        return f"{size} {beginning.hexdigest()} {rest.hexdigest()}"
+            for start in range(0, size, step):
+                file.seek(min(start, max(size - _SAMPLE, 0)))
+                digest.update(file.read(_SAMPLE))
+        return f"{size} {digest.hexdigest()}"
 
     def holds(self, path: Path) -> bool:
         """Return whether a file is this one, or would be read as a record."""

@@ -229,13 +229,15 @@ class Sender:
         with closing(ControlClient(self._task.app)) as client:
             queue = queue_of_calls(self._task, self._options)
             are_waiting = client.depths([queue])[queue] > 0
-        held = self._held_by_workers()
-        if are_waiting and held is None:
+            ids = {"ids": [*self._pending]}
+            replies = client.ask("query_task", _REPLY_TIMEOUT, arguments=ids).values()
+        if are_waiting and not replies:
             return []  # there is no worker that could have answered
+        held = {task_id for tasks in replies for task_id in tasks}
         lost = [
             task_id
             for task_id, (_, result, *_) in self._pending.items()
-            if task_id not in (held or ()) and not result.ready()
+            if task_id not in held and not result.ready()
         ]
         # Those that wait in the queue may be ours: a chunk is lost if a later one was answered; if
         # there is none, the first is sent again, to find out.
@@ -257,16 +259,6 @@ class Sender:
                 except Exception as error:  # noqa: BLE001 (then they run in vain)
                     log.debug("Could not revoke %d messages: %s", len(task_ids), error)
         return [chunk for chunk, *_ in revoked]
-
-    def _held_by_workers(self) -> set[Any] | None:
-        """Return the ids of pending tasks that workers have; None if no worker answers."""
-        inspect = self._task.app.control.inspect(timeout=_REPLY_TIMEOUT)
-        replies = inspect.query_task(*self._pending)
-        if not replies:
-            return None
-        return {
-            task_id for tasks in replies.values() if isinstance(tasks, dict) for task_id in tasks
-        }
 
     def _note_outage(self, error: Exception) -> None:
         if isinstance(error, QueueFull):
