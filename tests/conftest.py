@@ -65,7 +65,6 @@ _LONGEST_FIRST = (
     "tests/client",
     "tests/package",
     "tests/workers",
-    "tests/repository/test_house.py",
     "tests/docs/test_examples.py",
 )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from celery_batch import BatchTask, protocol, task_options
 from celery_batch.config import OPTIONS
@@ -62,15 +61,6 @@ def test_options_of_a_model_are_declared_by_it():
     }
 
     assert of_models == {name for name in said if hasattr(Model, name)}
-
-
-def test_a_changed_table_is_found(tmp_path: Path, monkeypatch):
-    """A page whose default is another is stale, and gets the code's."""
-    page = tmp_path / "settings.md"
-    page.write_text(SETTINGS_PAGE.replace("default `0.01`", "default `0.02`"))
-    monkeypatch.setattr(tables, "REFERENCE", tmp_path)
-
-    assert {page: SETTINGS_PAGE} == tables.stale()
 
 
 def test_every_control_command_is_documented():

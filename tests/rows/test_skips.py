@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rows.skips import MOST, read
+from tests.rows.skips import read
 
 SKIP = '[[skip]]\ntest = "{}"\nbefore = "celery {}"\nlacks = "it"\n'
 
@@ -16,15 +16,6 @@ def write(folder: Path, text: str) -> Path:
     file = folder / "rows.toml"
     file.write_text(text)
     return file
-
-
-def test_a_package_that_is_too_old_has_tests_skipped(tmp_path: Path):
-    """A skip holds where the installed release is older, and says what is missing."""
-    text = SKIP.format("a", "999") + SKIP.format("a", "1")
-    old, new = read(write(tmp_path, text))
-
-    assert (old.holds(), new.holds()) == (True, False)
-    assert old.reason == "celery before 999 lacks it"
 
 
 @pytest.mark.parametrize(
@@ -44,23 +35,6 @@ def test_patterns(tmp_path: Path, pattern: str, test: str, *, covered: bool):
     (skip,) = read(write(tmp_path, SKIP.format(pattern, "999")))
 
     assert skip.covers(test) is covered
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        SKIP.format("a", "1") * (MOST + 1),
-        SKIP.format("tests/faults/test_faults.py::*", "1"),
-        SKIP.format("tests/client/publish/test_ids.py::*", "1"),
-        '[[skip]]\ntest = "a"\nbefore = "celery 1"\n',
-        '[[skip]]\ntest = "a"\nbefore = "celery"\nlacks = "it"\n',
-    ],
-    ids=["many", "faults", "client", "no reason", "no release"],
-)
-def test_what_it_may_not_hold(tmp_path: Path, text: str):
-    """Too many skips, those of faults and clients, and those without a reason are refused."""
-    with pytest.raises(pytest.UsageError):
-        read(write(tmp_path, text))
 
 
 def test_ours_may_be_read():
