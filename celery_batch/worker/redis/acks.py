@@ -8,7 +8,8 @@ meanwhile is sent after it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from celery.concurrency.solo import TaskPool as SoloPool
@@ -95,12 +96,29 @@ class RedisAcks(CollectedAcks):
 
     def give_back(self, task_requests: Sequence[Any]) -> None:
         """Put the messages of requests that have not run back to the front of their queues."""
-        tags = [request.message.delivery_tag for request in task_requests]
-        # The last one that is put back is the first.
-        self._lease.restorer.restore(reversed(tags), self._lease.keys.owner)
+        self.flush()  # which ones have run
+        given_back = {request.message.delivery_tag for request in task_requests}
+        # In the order in which they came, whichever task queues they were in.
+        tags = [tag for tag in self._unacknowledged.delivered if tag in given_back]
+        self._lease.restorer.restore_not_run(tags, self._lease.keys.owner)
         self._release(tags)
         for request in task_requests:
             request.given_back()
+
+    def stop_receiving(self) -> None:
+        """Fetch nothing more, and put back what Redis has sent last."""
+        if self.fetches_per_task:
+            self._unless_redis_is_away(self._scheduler.fetch.end)
+
+    def give_back_last(self, task_requests: Sequence[Any]) -> None:
+        """Put back what has not run, before running batches have ended and the lease ends."""
+        self._unless_redis_is_away(partial(self.give_back, task_requests))
+
+    def _unless_redis_is_away(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except (RedisError, OSError) as error:
+            logger.warning("Could not return messages yet (%s): when this worker ends", error)
 
     def drop_taken_over(self) -> None:
         """Drop requests that other workers have taken, if the lease was not renewed in time."""

@@ -23,6 +23,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from itertools import product
 from queue import Empty
@@ -175,6 +176,16 @@ class BulkFetch:
         self._is_closed = True
         self._timer.cancel()
         self._wakeup.close()
+
+    def end(self) -> None:
+        """Fetch no more, and put back the messages of a reply that is on its way."""
+        self.close()
+        if self._awaits_reply:
+            with suppress(Empty):
+                self._restore([tag for _, tag, _ in self._messages() if tag])
+
+    def _restore(self, tags: list[str]) -> None:
+        self._lease.restorer.restore_not_run(tags, self._lease.keys.owner)
 
     def refresh(self) -> None:
         """Fetch in the next pass of the event loop, without a wakeup."""
@@ -348,8 +359,7 @@ class BulkFetch:
         late = [tag for queue, tag, _ in found if tag and queue not in active]
         if not late:
             return found
-        # The last one that is put back is the first.
-        self._lease.restorer.restore(reversed(late), self._lease.keys.owner)
+        self._restore(late)
         return [each for each in found if each[1] not in late]
 
     def _note_task(self, queue: str, headers: Any) -> None:

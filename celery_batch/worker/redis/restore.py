@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from kombu.utils.encoding import bytes_to_str
@@ -46,6 +46,7 @@ class Restorer:
         owner: str,  # which must hold them; "" for messages of stock workers
         *,
         lost: Collection[str] = (),  # those that count one more loss
+        never_ran: Collection[str] = (),  # those that are not marked as delivered again
         alive: str = "*",  # the value that the owner's `alive` must have, "" for none; "*" for any
         latest: str = "",  # none must have been refreshed since, in Redis' time; "" for any
         command: str = "RPUSH",  # to the front of the queue; LPUSH for its end
@@ -56,7 +57,12 @@ class Restorer:
         restored, tags = 0, list(tags)
         for first in range(0, max(len(tags), 1), _AT_ONCE):
             part = tags[first : first + _AT_ONCE]
-            count = self._restore_part(part, lost, self._keys.of_owner(owner), conditions)
+            entries = self._client.hmget(self._keys.unacked, part) if part else []
+            copies = [
+                self._copies(entry, is_lost=tag in lost, ran=tag not in never_ran)
+                for tag, entry in zip(part, entries, strict=True)
+            ]
+            count = self._restore_part(part, copies, self._keys.of_owner(owner), conditions)
             if count < 0:  # the owner is alive again
                 break
             restored += count
@@ -68,6 +74,12 @@ class Restorer:
         ran = {bytes_to_str(tag) for tag, flag in held.items() if flag == b"1"}
         tags = map(bytes_to_str, held)
         return self.restore(tags, owner, lost=ran, alive=alive, forget_owner=True)
+
+    def restore_not_run(self, tags: Sequence[str], owner: str) -> None:
+        """Put back, in their order, messages that are not running; most have never run."""
+        held = self._client.hmget(self._keys.of_owner(owner).held, tags) if tags else []
+        never_ran = {tag for tag, flag in zip(tags, held, strict=True) if flag != b"1"}
+        self.restore(reversed(tags), owner, never_ran=never_ran)  # the last one goes first
 
     def restore_own(self, owner: str) -> int:
         """Put back all messages of one of this worker's connections; none of them was lost."""
@@ -93,15 +105,13 @@ class Restorer:
     def _restore_part(
         self,
         tags: list[str],
-        lost: Collection[str],
+        copies_of_each: list[list[tuple[str, str]] | None],
         keys: Keys,
         conditions: tuple[str | int, ...],
     ) -> int:
-        entries = self._client.hmget(keys.unacked, tags) if tags else []
         lists: dict[str, int] = {}
         messages: list[Any] = []
-        for tag, entry in zip(tags, entries, strict=True):
-            copies = self._copies(entry, is_lost=tag in lost)
+        for tag, copies in zip(tags, copies_of_each, strict=True):
             messages += [tag, -1 if copies is None else len(copies)]
             for key, text in copies or ():
                 messages += [lists.setdefault(key, len(lists) + 1), text]
@@ -121,13 +131,17 @@ class Restorer:
             )
         )
 
-    def _copies(self, entry: bytes | None, *, is_lost: bool) -> list[tuple[str, str]] | None:
+    def _copies(
+        self, entry: bytes | None, *, is_lost: bool, ran: bool
+    ) -> list[tuple[str, str]] | None:
         """Return list and text of each copy of a message to put back; None if it cannot be read."""
         if entry is None:
             return []
         try:
             message, exchange, routing_key = loads(bytes_to_str(entry))
-            copies = list(self._addressed(message, exchange, routing_key, is_lost=is_lost))
+            if ran:
+                _mark(message, is_lost=is_lost)
+            copies = list(self._addressed(message, exchange, routing_key))
         except self._channel.connection_errors:
             raise
         except Exception:
@@ -136,19 +150,22 @@ class Restorer:
         return copies or None
 
     def _addressed(
-        self, message: Any, exchange: str, routing_key: str, *, is_lost: bool
+        self, message: Any, exchange: str, routing_key: str
     ) -> Iterator[tuple[str, str]]:
-        channel = self._channel
-        headers = message.get("headers")
-        if isinstance(headers, dict):
-            headers["redelivered"] = True
-            if is_lost:
-                headers[LOSSES] = _count(headers.get(LOSSES)) + 1
-        info = message["properties"].get("delivery_info")
-        if isinstance(info, dict):
-            info["redelivered"] = True
-        for key in lists_of_message(channel, message, exchange, routing_key):
+        for key in lists_of_message(self._channel, message, exchange, routing_key):
             yield key, dumps(message)
+
+
+def _mark(message: Any, *, is_lost: bool) -> None:
+    """Mark a message as delivered again, and count one more loss."""
+    headers = message.get("headers")
+    if isinstance(headers, dict):
+        headers["redelivered"] = True
+        if is_lost:
+            headers[LOSSES] = _count(headers.get(LOSSES)) + 1
+    info = message["properties"].get("delivery_info")
+    if isinstance(info, dict):
+        info["redelivered"] = True
 
 
 def _count(value: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import Counter
@@ -96,6 +97,33 @@ def test_what_waits_is_returned_while_a_batch_still_runs(rabbit_setup: Setup, ki
 
     assert not any(result.ready() for result in results)
     assert 0 == worker.stop(grace=60)
+
+
+def test_what_waits_on_redis_is_back_in_order_while_a_batch_still_runs(setup: Setup):
+    """SIGTERM: others run it meanwhile, as what was sent first and has never been delivered."""
+    first = setup.worker("-c", "1", TESTS_NAP_SECONDS="10")
+    results = setup.nap.delay_many(range(12))
+    wait_until(lambda: "" if setup.recall("nap") else "none", [], what="a batch", timeout=60)
+    results.append(setup.nap.delay(12))
+    given, waiting = results[:8], results[8:]  # the second batch is in the pool process, too
+    os.kill(first.pid, signal.SIGTERM)
+    with setup.memory() as client:
+
+        def why_not_back() -> str:
+            queued = client.llen("celery")
+            return "" if queued == len(waiting) else f"{queued} messages are back"
+
+        wait_until(why_not_back, [first.child], what="the queue", timeout=8)
+        messages = [json.loads(each) for each in reversed(client.lrange("celery", 0, -1))]
+    setup.worker("-c", "1", TESTS_NAP_SECONDS="0")
+
+    assert [each.id for each in waiting] == [message["headers"]["id"] for message in messages]
+    assert not any("redelivered" in message["headers"] for message in messages)
+    assert list(range(8, 13)) == [result.get(timeout=60) for result in waiting]
+    assert not any(result.ready() for result in given[4:])
+    assert 0 == first.stop(grace=60)
+    assert list(range(8)) == [result.get(timeout=10) for result in given]
+    assert {1} == set(Counter(n for fact in setup.recall("nap") for n in fact["items"]).values())
 
 
 def test_a_delivery_limit_costs_nothing_where_dead_letters_are_consumed(rabbit_setup: Setup):

@@ -73,6 +73,22 @@ def test_restoring_marks_and_counts(setup: Any):
     assert set() == left(setup)
 
 
+def test_what_never_ran_is_put_back_unmarked_and_in_order(setup: Any):
+    """What has run here before is marked as delivered again, without one more loss."""
+    hold(setup, "ran", flag="1", batch_losses=1)
+    for tag in ("first", "second"):
+        keys = hold(setup, tag)
+    restorer = Restorer(setup.channel, setup.client, keys)
+    restorer.restore_not_run(["first", "ran", "second"], "other")
+
+    assert [
+        {"id": "first"},
+        {"id": "ran", "batch_losses": 1, "redelivered": True},
+        {"id": "second"},
+    ] == [message["headers"] for message in queued(setup)]
+    assert not setup.client.exists(keys.unacked, keys.held)
+
+
 @pytest.mark.parametrize("invalid", ["many", None, -3, True, 1.5], ids=repr)
 def test_an_invalid_count_counts_as_none(setup: Any, invalid: object):
     """For any value in the message, the count stays a whole number."""
