@@ -24,7 +24,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from celery.worker import state
@@ -42,6 +41,7 @@ from celery_batch.worker.executor.loader import (
     load_failed,
     run_step,
 )
+from celery_batch.worker.executor.warmup import WarmUp
 from celery_batch.worker.scheduling.scheduler import Scheduler
 from celery_batch.worker.scheduling.task_queue import TaskQueue
 
@@ -65,13 +65,16 @@ _Answers = dict[int, str | None]
 _numbers = count(1)
 
 
-def _run_in_pool(pool: Any, folder: Path, task_name: str, step: str, answers: _Answers) -> _Steps:
+def _run_in_pool(
+    pool: Any, warm_up: WarmUp, task_name: str, step: str, answers: _Answers
+) -> _Steps:
     """Run a reload step in all present processes of a pool, whose answers are added."""
+    folder = warm_up.folder
     address = folder / "reload"
     number, fields = next(_numbers), {"task": task_name, "step": step, "reply_to": str(address)}
     message = json.dumps({**fields, "number": number}).encode()
-    pending = _pids(pool)
-    unsent = set(pending)
+    asked = _pids(pool)
+    unsent, replacements = set(asked), set[int]()
     address.unlink(missing_ok=True)  # of an earlier step
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         try:
@@ -92,11 +95,15 @@ def _run_in_pool(pool: Any, folder: Path, task_name: str, step: str, answers: _A
                     answer = json.loads(channel.recv(1 << 16))
                     if answer["number"] == number:
                         answers[answer["pid"]] = answer["error"]
-            # A process that replaces another has loaded the new weights.
-            pending = (pending & _pids(pool)) - answers.keys()
+            # A process that replaces another loads the new weights at its start.
+            present = _pids(pool)
+            replacements |= (present & warm_up.warm) - asked
+            asked_present = asked & present
+            missing = pool.num_processes - len(asked_present) - len(replacements)
+            pending = len(asked_present - answers.keys()) + max(missing, 0)
             if not pending:
                 return
-            yield len(pending)
+            yield pending
 
 
 def _pids(pool: Any) -> set[int]:
@@ -163,7 +170,7 @@ class ModelReload:
         self._task, self._began = task, time.monotonic()
         warm_up = WorkerContext.of(self._consumer.controller).warm_up
         if warm_up is not None:
-            self._run = partial(_run_in_pool, self._consumer.pool, warm_up.folder)
+            self._run = partial(_run_in_pool, self._consumer.pool, warm_up)
         self._is_in_place = in_place
         self._steps = self._in_place() if in_place else self._beside()
         self._reply, self._reply_at = Future(), self._began + wait

@@ -53,7 +53,8 @@ class WarmUp:
         self._socket.bind(address)
         self._socket.settimeout(_POLL_INTERVAL)
         self._timeout = timeout
-        self._warm: set[int] = set()
+        #: The ids of the processes that have loaded their models.
+        self.warm: set[int] = set()
         #: For how long the processes have loaded, at the worker's start.
         self.seconds = 0.0
         self._plan = Plan(tasks, processes, address, os.getpid())
@@ -77,7 +78,7 @@ class WarmUp:
     def _wait(self, pool: Any) -> None:
         deadline = time.monotonic() + self._timeout
         processes = pool_processes(pool)
-        while not {process.pid for process in processes} <= self._warm:
+        while not {process.pid for process in processes} <= self.warm:
             state.maybe_shutdown()
             self._receive()
             self._require_alive(processes)
@@ -110,7 +111,7 @@ class WarmUp:
             return
         if report["error"]:
             raise LoadFailed(report["error"])
-        self._warm.add(report["pid"])
+        self.warm.add(report["pid"])
 
     def _on_report(self) -> None:
         try:
@@ -124,7 +125,7 @@ class WarmUp:
 
     def _require_alive(self, processes: list[Any]) -> None:
         for process in processes:
-            if process.pid not in self._warm and process.exitcode is not None:
+            if process.pid not in self.warm and process.exitcode is not None:
                 self._receive()  # its report may still be unread
                 raise LoadFailed(
                     f"pool process {process.pid} ended with status {process.exitcode}"

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.services.remote_control import LONG, RemoteControl
@@ -155,6 +156,35 @@ def test_old_weights_answer_while_new_ones_load(control: RemoteControl):
     assert [1, "old"] == meanwhile
     assert "controlled.weighed is being loaded" in second["error"]
     assert [2, "slow"] == after
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_end_of_a_process_that_loads_is_not_the_end_of_its_load(
+    control: RemoteControl, *, in_place: bool
+):
+    """Whoever waits for the reply learns that the process which replaces it has loaded."""
+    with control.at_work("old", "-c", "1") as worker, control.setup.memory() as client:
+        client.delete("shop:load")
+
+        def loads() -> int:
+            return sum(fact["weights"] == "slow" for fact in control.setup.recall("load"))
+
+        control.weights.write_text("slow")
+        control.run(worker, "batch_reload", task=WEIGHED, in_place=in_place)
+        control.until(worker, "a load", lambda: loads() == 1)
+        (process,) = psutil.Process(worker.pid).children()
+        process.kill()
+        control.until(worker, "another load", lambda: loads() == 2)
+        meanwhile = worker.status()[WEIGHED]["reload"]
+        (control.folder / "go").touch()
+        control.until(
+            worker, "new weights", lambda: worker.status()[WEIGHED]["reload"]["state"] == "done"
+        )
+        after = control.setup.weighed.delay(1).get(timeout=LONG)
+    (control.folder / "go").unlink()
+
+    assert ("loading", 1) == (meanwhile["state"], meanwhile["processes_at_it"])
+    assert [1, "slow"] == after
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -387,13 +387,14 @@ def test_what_cannot_be_given_back_is_tried_again(worker: Worker, monkeypatch: p
 def test_late_answer_to_an_earlier_step_is_ignored(folder: Path):
     """Each step of a worker has a number of its own, over all reloads."""
     process = SimpleNamespace(pid=1, exitcode=None)
-    pool = SimpleNamespace(_pool=SimpleNamespace(_pool=[process]))
+    pool = SimpleNamespace(_pool=SimpleNamespace(_pool=[process]), num_processes=1)
+    warm_up: Any = SimpleNamespace(folder=folder, warm={1})
     found: dict[int, str | None] = {}
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as process_socket:
         process_socket.bind(str(folder / "1"))
 
         def begin() -> tuple[Iterator[int], dict[str, Any]]:
-            steps = reload._run_in_pool(pool, folder, "single", "load", found)
+            steps = reload._run_in_pool(pool, warm_up, "single", "load", found)
             next(steps)
             return steps, json.loads(process_socket.recv(1 << 16))
 
@@ -440,23 +441,28 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_pool_process_that_is_gone_is_not_awaited(
+def test_the_replacement_of_a_pool_process_is_awaited_instead(
     folder: Path, monkeypatch: pytest.MonkeyPatch, app: Celery
 ):
-    """A step is done when each process has answered or was replaced."""
+    """A step is done when each process has answered, or one that replaces it has loaded."""
     processes = [SimpleNamespace(pid=pid, exitcode=None) for pid in (os.getpid(), 1)]
-    pool = SimpleNamespace(_pool=SimpleNamespace(_pool=processes))
+    pool = SimpleNamespace(_pool=SimpleNamespace(_pool=processes), num_processes=2)
+    warm_up: Any = SimpleNamespace(folder=folder, warm={os.getpid(), 1})
     monkeypatch.setattr("celery_batch.worker.executor.loader.run_step", lambda *_: "no weights")
     answers: dict[int, str | None] = {}
-    steps = reload._run_in_pool(pool, folder, "single", "load", answers)
+    steps = reload._run_in_pool(pool, warm_up, "single", "load", answers)
     first = next(steps)
     loader._listen(app, str(folder / "loading"))
     while next(steps) > 1:
         pass
     processes[1].exitcode = 1
+    ended = next(steps)
+    processes[1] = SimpleNamespace(pid=2, exitcode=None)
+    replaced = next(steps)
+    warm_up.warm.add(2)
     rest = list(steps)
 
-    assert (2, []) == (first, rest)
+    assert (2, 1, 1, []) == (first, ended, replaced, rest)
     assert {os.getpid(): "no weights"} == answers
 
 
