@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
@@ -13,12 +11,9 @@ from celery.app.trace import trace_task
 from celery.backends.cache import _DUMMY_CLIENT_CACHE as _CACHE
 
 from celery_batch import BatchTask, ConfigurationError, WrongResultCount
-from celery_batch.config import Settings
-from celery_batch.runtime import devices, registry
+from celery_batch.runtime import registry
 from celery_batch.runtime.runner import Runner
-from celery_batch.testing import EchoModel, ManualClock
-from celery_batch.worker.scheduling.timer import BatchTimer
-from tests.worker.doubles import Pool, Worker
+from celery_batch.testing import EchoModel
 
 
 @pytest.fixture(autouse=True)
@@ -30,30 +25,6 @@ def alone(monkeypatch):
 def double(x):
     """Double each number."""
     return [value * 2 for value in x]
-
-
-def test_busy_task_does_not_starve_another_task_s_last_requests(
-    worker: Worker, pool: Pool, clock: ManualClock
-):
-    """A request leaves when it is due, though another task's batches are always full."""
-    worker.send("trios", "x")
-    for n in range(4):
-        worker.send("pairs", f"a{n}", f"b{n}")
-    clock.advance(60.0)  # x is long overdue, and stands at the head of the oldest line
-    for n in range(20):
-        worker.send("pairs", f"c{n}", f"d{n}")
-        pool.finish(n)
-
-    assert ["x"] in pool.batches
-
-
-def test_timer_without_a_loop_tells_how_late_it_was():
-    """It is never early."""
-    bell = SimpleQueue()
-    timer = BatchTimer(None, bell.put)
-    timer.set(0.05)
-
-    assert 0 <= bell.get(timeout=5) < 1
 
 
 def test_class_based_task_with_autoretry():
@@ -69,23 +40,6 @@ def test_class_based_task_with_autoretry():
     task = Celery("shop", set_as_current=False).register_task(Double())
 
     assert 42 == task(21)
-
-
-def test_settings_of_other_django_apps_are_not_ours():
-    """With a namespace, a Django setting without Celery's prefix does not concern us."""
-    app = Celery("shop", set_as_current=False)
-    app.config_from_object(SimpleNamespace(BATCH_EMAILS=True), namespace="CELERY")
-
-    assert Settings.of(Celery(set_as_current=False)) == Settings.of(app)
-
-
-@pytest.mark.parametrize("timeout", [math.nan, True], ids=repr)
-def test_load_timeout_that_makes_no_sense(timeout):
-    """NaN would never time out; True is no number of seconds."""
-    app = Celery("shop", set_as_current=False)
-    app.conf.batch_load_timeout = timeout
-    with pytest.raises(ConfigurationError, match="batch_load_timeout"):
-        Settings.of(app)
 
 
 def test_set_of_outputs_is_refused():
@@ -144,14 +98,6 @@ def test_second_model_on_first_use_finds_the_same_gpu(monkeypatch):
     registry.instance_of(First)
 
     assert registry.instance_of(EchoModel)
-
-
-@pytest.mark.parametrize("name", ["cuda:-1", "cuda:-", "cuda:_"])
-def test_nonsense_after_the_colon_is_no_device(monkeypatch, name):
-    """cuda:-1 would hide every GPU and then call the nothing cuda:0."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    with pytest.raises(ConfigurationError):
-        devices.pin(0, [name])
 
 
 @pytest.fixture

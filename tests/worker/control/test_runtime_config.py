@@ -18,22 +18,19 @@ import pytest
 from celery import Celery
 from celery.worker.control import Panel
 from celery.worker.pidbox import Pidbox
-from kombu.common import QoS
 
-from celery_batch import BatchPolicy, BatchTask, ConfigurationError
+from celery_batch import BatchTask, ConfigurationError
 from celery_batch.batching.batch import Reason
 from celery_batch.compat.celery import allow_delayed_replies
 from celery_batch.config import OPTIONS, policy_of
 from celery_batch.runtime import devices, registry
 from celery_batch.telemetry.meter import Tally
 from celery_batch.testing import EchoModel, ManualClock
-from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.control import commands, reload
 from celery_batch.worker.control.pause import PauseControl
 from celery_batch.worker.control.runtime_config import RuntimeConfig
 from celery_batch.worker.dispatch.follow_up import BatchEnd, Unanswered
 from celery_batch.worker.executor import loader
-from celery_batch.worker.scheduling import prefetch
 from tests.worker.doubles import Pool, Worker
 
 OPERATOR = "operator"
@@ -67,31 +64,6 @@ class Recorder:
         return Future()
 
 
-@pytest.mark.parametrize(
-    ("words", "call"),
-    [
-        (["t"], ("t", {})),
-        (["t", "max_batch_size=32"], ("t", {"max_batch_size": 32})),
-        (["t", "max_wait=0.02", "linger=None"], ("t", {"max_wait": 0.02, "linger": None})),
-        (["t", "shed=on"], ("t", {"shed": True})),
-        (["t", "shed=No"], ("t", {"shed": False})),
-        (["t", "max_wait=a=b"], ("t", {"max_wait": "a=b"})),
-        (
-            ["t", "default", "max_wait=1"],
-            ("t", {**dict.fromkeys(OPTIONS, "default"), "max_wait": 1}),
-        ),
-    ],
-    ids=["show", "size", "waits", "on", "no", "no number", "default"],
-)
-def test_words_are_names_and_values(words: list[str], call: tuple[Any, ...]):
-    """A shell's words have the same effect as arguments by name."""
-    recorder = Recorder()
-    commands.batch_config(recorder, words)
-    commands.batch_config(recorder, task=call[0], **call[1])
-
-    assert [call, call] == recorder.calls
-
-
 def test_words_of_a_reload():
     """The task comes first; options may be words or values."""
     recorder = Recorder()
@@ -99,22 +71,6 @@ def test_words_of_a_reload():
     commands.batch_reload(recorder, task="t", in_place=True, wait=60)
 
     assert [("t", {"in_place": True, "wait": 60})] * 2 == recorder.calls
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        (commands.batch_config, ["t", "u"]),
-        (commands.batch_pause, ["t", "max_wait=1"]),
-        (commands.batch_resume, ["max_wait=1"]),
-        (commands.batch_reload, ["t", "gently=1"]),
-    ],
-    ids=["second name", "value for a pause", "value for a resume", "unknown way"],
-)
-def test_words_that_mean_nothing_are_named(command: Any, words: list[str]):
-    """The error says which word it was and what could be written."""
-    with pytest.raises(ConfigurationError, match="not understood; write: batch_"):
-        command(Recorder(), words)
 
 
 @pytest.mark.parametrize(
@@ -195,45 +151,6 @@ def test_a_target_is_not_taken_from_a_task_that_sheds(app: Celery):
     assert policy_of(late, {"target_latency": None, "shed": False}).target_latency is None
 
 
-def test_size_holds_from_the_next_batch(runtime_config: RuntimeConfig, worker: Worker, pool: Pool):
-    """A batch that is full by the new size leaves at once, and its job has the size."""
-    worker.send("trios", "a")
-    worker.send("trios", "b")
-    runtime_config.configure("trios", {"max_batch_size": 1})
-
-    assert [["a"], ["b"]] == pool.batches
-    assert [1, 1] == [sent.deliveries.most for sent in pool.sent]
-
-    runtime_config.configure("trios", {"max_batch_size": "default"})
-
-    assert (
-        BatchPolicy(3, 10.0, 2.0) == worker.scheduler.task_queue(worker.app.tasks["trios"]).policy
-    )
-
-
-def test_prefetch_follows_the_sizes(app: Celery):
-    """The prefetch grows and shrinks, but not below the user's; no limit stays none."""
-    context = WorkerContext(user_prefetch=4)
-    consumer = SimpleNamespace(
-        prefetch_multiplier=9,
-        initial_prefetch_count=18,
-        qos=QoS(lambda **_: None, 20),  # two messages with an ETA are held beside
-        controller=SimpleNamespace(batch_context=context, prefetch_multiplier=9),
-        connection=SimpleNamespace(transport=SimpleNamespace(driver_type="redis")),
-    )
-    counts = []
-    for context.tasks in ([app.tasks["single"], app.tasks["trios"]], []):
-        prefetch.adjust_prefetch(consumer, lambda _: BatchPolicy(5))
-        counts.append(consumer.initial_prefetch_count)
-    held = consumer.qos.value
-    consumer.prefetch_multiplier = 0
-    prefetch.adjust_prefetch(consumer, lambda _: BatchPolicy(5))
-
-    assert [60, 8] == counts
-    assert 8 + 2 == held
-    assert 0 == consumer.prefetch_multiplier
-
-
 def test_paused_task_queue_keeps_new_requests_and_runs_retried_ones(worker: Worker, pool: Pool):
     """New requests do not leave; those of a failed batch run again."""
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
@@ -266,21 +183,6 @@ def test_kept_requests_count_for_room_and_go_back_with_the_connection(worker: Wo
     assert [] == task_queue.take_set_aside()
     assert task_queue.is_paused
     assert not any(call.acknowledged for call in calls)
-
-
-def test_paused_requests_can_end(worker: Worker, clock: ManualClock):
-    """Expired and revoked requests are dropped, others stay."""
-    task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
-    task_queue.pause(OPERATOR)
-    for call, expires, unwanted in zip(
-        worker.send("pairs", "a", "b", "c"), [True, True, None], [True, False, False], strict=True
-    ):
-        call.expires, call.is_revoked = expires, unwanted  # type: ignore[attr-defined]
-    clock.advance(1.0)
-
-    assert task_queue.is_paused
-    assert 1 == task_queue.drop_revoked()
-    assert ["b", "c"] == [request.id for request in task_queue.take_set_aside()]
 
 
 def test_kept_requests_wait_from_their_arrival(
@@ -320,18 +222,6 @@ def test_request_does_not_wait_for_others_after_a_pause(
 
     assert [["a"]] == pool.batches
     assert 1 == task_queue.reasons[Reason.TIMEOUT]
-
-
-def test_requests_are_handed_back_once(worker: Worker):
-    """Requests that are given back are rejected, and are known not to have run."""
-    task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
-    task_queue.pause(OPERATOR)
-    calls = worker.send("pairs", "a", "b")
-    worker.scheduler.give_back(task_queue.resume(OPERATOR))
-
-    assert ["a", "b"] == worker.ids("rejected")
-    assert 2 == len(worker.scheduler._redelivery._entries)
-    assert all(call.acknowledged for call in calls)
 
 
 def test_acknowledged_request_runs_while_paused(worker: Worker):

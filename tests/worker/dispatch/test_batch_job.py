@@ -69,17 +69,6 @@ def test_starts_of_a_batch_that_was_read_ahead_wait_for_the_model(worker: Worker
     assert [a.id, c.id] == worker.ids("accepted")
 
 
-def test_early_acknowledgements_precede_the_model(worker: Worker, pool: Pool):
-    """Celery acknowledges them as it announces the start."""
-    worker.app.tasks["pairs"].acks_late = False
-    worker.send("pairs", "a", "b")
-    pool.sent[0].deliveries.is_read_ahead = True
-    pool.sent[0].accept_callback(77, 1.5)
-
-    assert ["a", "b"] == worker.ids("accepted")
-    assert pool.sent[0].deliveries.announce_start is None
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_start_of_an_adopted_request_is_announced_once(worker: Worker, pool: Pool, when: str):
     """Whether it was delivered again before or after the start of its batch was announced."""
@@ -161,17 +150,6 @@ def test_no_request_is_dropped_of_a_batch_that_is_handed_over(
 
     assert ["a", "b", "c"] == ran == worker.ids("settled") == worker.ids("acknowledged")
     assert 0 == worker.in_flight
-
-
-def test_revoked_requests_do_not_reach_the_pool(worker: Worker, pool: Pool):
-    """A request that was revoked while it waited is left out; the rest of the batch runs."""
-    a, b = worker.send("trios", "a", "b")
-    b.is_revoked = True
-    worker.send("trios", "c")
-
-    assert [["a", "c"]] == pool.batches
-    assert pool.sent[0].result is a._apply_result()
-    assert not hasattr(b, "_apply_result")
 
 
 def test_batch_of_revoked_requests_gives_its_place_back(worker: Worker, pool: Pool):
@@ -260,38 +238,3 @@ def test_a_burst_forms_batches_between_which_nothing_is_read(
     worker.send("bursts", *"bcdefg")
 
     assert batches == sizes
-
-
-def test_tightest_time_limit_holds_for_the_batch(start: Callable[..., Worker], pool: Pool):
-    """Each limit is the shortest of any request's own and the task's."""
-    worker = start(pool)
-    task = worker.app.tasks["trios"]
-    type(task).time_limit, type(task).soft_time_limit = 60, None
-    calls = worker.send("trios", "a", "b")
-    calls[0].time_limits = (30, None)
-    calls[1].time_limits = (90, 20)
-    worker.send("trios", "c")
-
-    assert (20, 30) == (pool.sent[0].soft_timeout, pool.sent[0].timeout)
-
-
-def test_workers_own_limits_are_for_requests_without_others(
-    start: Callable[..., Worker], pool: Pool
-):
-    """Those of the command line hold where neither the call nor the task says another."""
-    pool.options = {"timeout": 50, "soft_timeout": 40}
-    worker = start(pool)
-    worker.send("single", "a")
-    task = worker.app.tasks["single"]
-    type(task).soft_time_limit = 45
-    worker.send("single", "b")
-
-    assert (40, 50) == (pool.sent[0].soft_timeout, pool.sent[0].timeout)
-    assert (45, 50) == (pool.sent[1].soft_timeout, pool.sent[1].timeout)
-
-
-def test_no_time_limit_is_no_limit(worker: Worker, pool: Pool):
-    """Without limits the pool sets none."""
-    worker.send("single", "a")
-
-    assert (None, None) == (pool.sent[0].soft_timeout, pool.sent[0].timeout)

@@ -300,19 +300,6 @@ def test_suspect_has_the_process_to_itself():
     assert ["a", "suspect"] == worker.sent
 
 
-def test_pool_that_grows_gets_what_is_held():
-    """With a second process the held batch is for the process that is idle."""
-    worker = Worker()
-    ahead, (first, _) = start(worker, "a", "b")
-    worker.pool._pool._processes = 2
-    worker.semaphore.grow()
-    first.accepted = True
-    ahead.accepted(first)
-
-    assert ["a", "b"] == worker.sent
-    assert {INBOX} == worker.pool._pool._busy_workers
-
-
 def test_neighbours_know_each_other_until_one_has_an_answer():
     """A request whose process died with other jobs in it was not alone."""
     worker = Worker()

@@ -34,31 +34,6 @@ def error_of(worker: Worker, task_id: str) -> Any:
     return getattr(einfo.exception, "exc", einfo.exception)
 
 
-def test_items_of_a_lost_process_run_again_alone(worker: Worker, pool: Pool):
-    """Any of them may be the cause, so each runs again alone, and is answered."""
-    worker.send("trios", "a", "b", "c")
-    lose(pool)
-    for index in (1, 2, 3):
-        pool.finish(index)
-
-    assert [["a", "b", "c"], ["a"], ["b"], ["c"]] == pool.batches
-    assert ["a", "b", "c"] == worker.ids("settled")
-    assert [] == worker.ids("failed")
-    assert 0 == worker.in_flight
-
-
-def test_item_that_kills_its_process_alone_is_poison(worker: Worker, pool: Pool):
-    """A request that is alone at its second loss is poison; the others are answered."""
-    worker.send("pairs", "a", "b")
-    lose(pool)
-    lose(pool, 1)
-    pool.finish(2)
-
-    assert [["a", "b"], ["a"], ["b"]] == pool.batches
-    assert isinstance(error_of(worker, "a"), PoisonItem)
-    assert ["b"] == worker.ids("settled")
-
-
 class Delayed(Call):
     """A request that calls `before_end` before it is acknowledged."""
 
@@ -114,17 +89,6 @@ def test_a_loss_in_a_batch_never_makes_poison(worker: Worker, pool: Pool):
 
     assert [] == worker.ids("failed")
     assert ["a"] == pool.batches[1]
-
-
-def test_early_acknowledged_items_are_not_run_twice(start: Callable[..., Worker], pool: Pool):
-    """A request whose message is acknowledged fails with the loss of its process, as in Celery."""
-    worker = start(pool)
-    type(worker.app.tasks["pairs"]).acks_late = False
-    worker.send("pairs", "a", "b")
-    lose(pool)
-
-    assert ["a", "b"] == worker.ids("failed")
-    assert 1 == len(pool.batches)
 
 
 def test_stored_success_is_not_run_again(worker: Worker, pool: Pool):
@@ -189,15 +153,6 @@ def test_whose_turn_does_not_come_in_time_is_given_up(
 
     assert [["a", "b", "c"], ["a"], ["b"]] == pool.batches  # one runs, one lies ready
     assert TimeLimitExceeded(9.0).args == error_of(worker, "c").args
-
-
-def test_batch_that_broke_off_is_run_again_in_part(worker: Worker, pool: Pool):
-    """Answered requests are settled, the others run again alone."""
-    worker.send("trios", "a", "b", "c")
-    pool.sent[0].callback(BatchEnd([(0, "A", 0.1), None, None]))
-
-    assert ["a"] == worker.ids("settled")
-    assert [["a", "b", "c"], ["b"], ["c"]] == pool.batches
 
 
 @pytest.mark.parametrize("unanswered", Unanswered)
@@ -390,21 +345,6 @@ def test_what_this_worker_gave_back_unrun_is_no_suspect(worker: Worker, pool: Po
     assert ["c", "d"] == pool.batches[-1]
 
 
-@pytest.mark.parametrize(("transport", "first"), [("amqp", ["d", "b"]), ("redis", ["a", "c"])])
-def test_urgent_requests_overtake(worker: Worker, pool: Pool, transport: str, first: list[str]):
-    """9 goes first on AMQP, 0 on Redis; among equals, first come, first served."""
-    worker.connection.transport.driver_type = transport
-    worker.send("trios", "x", "y", "z", "x2", "y2", "z2")  # one runs, one lies ready
-    task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
-    for task_id, priority in {"a": 0, "b": 5, "c": 3, "d": 9}.items():
-        call = Call(task_id, worker.events)
-        call.delivery_info = {"priority": priority}
-        worker.scheduler.add(task_queue, call)
-    pool.finish(0)
-
-    assert first == pool.batches[2]
-
-
 def test_lately_answered_message_is_only_acknowledged(worker: Worker, pool: Pool):
     """A broker that crashed forgets its last acknowledgements; the worker does not."""
     worker.send("pairs", "a", "b")
@@ -501,19 +441,6 @@ def test_early_acknowledged_requests_end_with_the_worker(worker: Worker):
     worker.scheduler.close(restarting=False)
 
     assert ["e"] == worker.ids("failed")
-
-
-@pytest.mark.parametrize("unanswered", [Unanswered.NOT_STORED, Unanswered.INTERRUPTED])
-def test_early_acknowledged_requests_never_run_twice(
-    worker: Worker, pool: Pool, unanswered: Unanswered
-):
-    """They fail, whatever the reason."""
-    for call in worker.send("pairs", "a", "b"):
-        call.task.acks_late = False
-    pool.sent[0].callback(BatchEnd([None, None], unanswered=unanswered))
-
-    assert ["a", "b"] == worker.ids("failed")
-    assert 1 == len(pool.batches)
 
 
 def test_job_that_has_ended_takes_nobody_in(worker: Worker, pool: Pool):

@@ -14,12 +14,11 @@ from weakref import ref
 
 import pytest
 from billiard.einfo import ExceptionInfo
-from celery import Celery, signals
+from celery import Celery
 from celery.backends.cache import _DUMMY_CLIENT_CACHE as _CACHE
-from celery.exceptions import Ignore, Reject
 from celery.utils.functional import noop
 
-from celery_batch import BatchTask, WrongResultCount
+from celery_batch import BatchTask
 from celery_batch.config import LARGEST_BATCH
 from celery_batch.protocol import PAYLOADS
 from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
@@ -65,47 +64,6 @@ def _error(einfo: Any) -> BaseException:
     return getattr(einfo.exception, "exc", einfo.exception)
 
 
-def test_signals_come_in_the_order_of_a_single_task(app: Celery):
-    """All items are announced before the model runs, and leave after it, last in first out."""
-    seen: list[str] = []
-
-    @app.task(base=BatchTask)
-    def watched(x):
-        seen.append("MODEL")
-        return x
-
-    def before(task_id: str, **_: Any) -> None:
-        seen.append(f"pre {task_id}")
-
-    def after(task_id: str, **_: Any) -> None:
-        seen.append(f"post {task_id}")
-
-    signals.task_prerun.connect(before)
-    signals.task_postrun.connect(after)
-    try:
-        deliver(watched, 1, 2, 3)
-    finally:
-        signals.task_prerun.disconnect(before)
-        signals.task_postrun.disconnect(after)
-
-    assert ["pre id0", "pre id1", "pre id2", "MODEL", "post id2", "post id1", "post id0"] == seen
-
-
-def test_each_item_has_its_own_state_and_result(app: Celery):
-    """Successes and failures of one batch are stored under their own ids."""
-
-    @app.task(base=BatchTask)
-    def picky(x):
-        return [ValueError("no") if value == "bad" else value for value in x]
-
-    settled = deliver(picky, "a", "bad", "c")
-    results = [app.AsyncResult(f"id{n}") for n in range(3)]
-
-    assert [0, 1, 0] == [failed for failed, _, _ in settled]
-    assert ["SUCCESS", "FAILURE", "SUCCESS"] == [result.state for result in results]
-    assert ["a", "c"] == [results[0].get(), results[2].get()]
-
-
 def test_a_thousand_items_nest_without_running_out_of_stack(app: Celery):
     """The depth of the tracers grows with the batch, and so does the limit; as far as it may."""
 
@@ -141,34 +99,6 @@ def test_hook_that_raises_fails_its_own_item(app: Celery):
     assert [1, 0, 1, 0, 1] == [failed for failed, _, _ in settled]
 
 
-def test_item_that_does_not_fit_the_signature_is_left_out(app: Celery):
-    """A call with wrong arguments fails as a TypeError, in a batch with good ones."""
-
-    @app.task(base=BatchTask, typing=False)
-    def single(x):
-        return x
-
-    good = Delivery("good", _headers(single, "good"), (["a"], {}, {}), None, None)
-    wrong = Delivery("wrong", _headers(single, "wrong"), (["a", "b"], {}, {}), None, None)
-    settled = run_batch(single.name, BatchPayload([wrong, good, wrong])).results
-
-    assert [1, 0, 1] == [failed for failed, _, _ in settled]
-    assert isinstance(_error(settled[0][1]), TypeError)
-
-
-def test_ignore_and_reject_are_per_item(app: Celery):
-    """Celery's control-flow exceptions work as an item's output."""
-
-    @app.task(base=BatchTask)
-    def control(x):
-        return [{"ignore": Ignore(), "reject": Reject("no")}.get(value, value) for value in x]
-
-    settled = deliver(control, "ignore", "fine", "reject")
-    kinds = [type(_error(retval)) if failed else retval for failed, retval, _ in settled]
-
-    assert [Ignore, "'fine'", Reject] == kinds
-
-
 def test_same_task_twice_in_a_batch_is_answered_twice(app: Celery):
     """A message that the broker delivers twice may be in a batch twice; both have a result."""
 
@@ -179,30 +109,6 @@ def test_same_task_twice_in_a_batch_is_answered_twice(app: Celery):
     settled = deliver(again, "a", "b", "c", ids=["same", "other", "same"])
 
     assert ["'a'", "'b'", "'c'"] == [shown for _, shown, _ in settled]
-
-
-def test_wrong_length_is_every_items_error(app: Celery):
-    """A wrong number of results is an error of each item."""
-
-    @app.task(base=BatchTask)
-    def short(x):
-        return x[1:]
-
-    settled = deliver(short, 1, 2, 3)
-
-    assert [WrongResultCount] * 3 == [type(_error(retval)) for _, retval, _ in settled]
-
-
-def test_runtime_covers_the_model(app: Celery):
-    """Each item's runtime is at least the model call's, as monitoring expects."""
-    import time  # noqa: PLC0415
-
-    @app.task(base=BatchTask)
-    def sleepy(x):
-        time.sleep(0.05)
-        return x
-
-    assert all(runtime >= 0.05 for _, _, runtime in deliver(sleepy, 1, 2, 3))
 
 
 def refuse_to_store(monkeypatch: pytest.MonkeyPatch, task: Any, refused: str) -> None:
@@ -317,26 +223,6 @@ def test_a_device_stays_broken_whichever_batch_ends_last(
     deliver(outlasts, 3)
 
     assert "device-side assert" in str(model_call.broken_device())
-
-
-def test_expired_item_does_not_reach_the_model(app: Celery):
-    """An item that expires just before the model runs is left out, and has no result."""
-    seen: list[list[int]] = []
-
-    @app.task(base=BatchTask)
-    def noted(x):
-        seen.append(x)
-        return x
-
-    now = datetime.now(UTC)
-    past, later = now - timedelta(seconds=1), now + timedelta(seconds=60)
-    settled = deliver(noted, 0, 1, 2, 3, expires={0: past, 1: later, 3: past.replace(tzinfo=None)})
-    expired = deliver(noted, 4, 5, ids=["id4", "id5"], expires={0: past, 1: past})
-
-    assert [None, (0, "1"), (0, "2"), None] == [each and each[:2] for each in settled]
-    assert [None, None] == expired
-    assert [[1, 2]] == seen
-    assert {"PENDING"} == {app.AsyncResult(f"id{n}").state for n in (0, 3, 4, 5)}
 
 
 def test_facts_are_of_the_items_that_ran(app: Celery, monkeypatch: pytest.MonkeyPatch):

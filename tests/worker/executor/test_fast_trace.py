@@ -300,24 +300,6 @@ def test_model_runs_in_the_name_of_the_last_item(make_app: Callable[..., Celery]
     assert ["'id2'", "'id1'", "'id0'"] == names
 
 
-def test_runtime_covers_the_model_s(make_app: Callable[..., Celery]):
-    """An item's runtime is at least the model call's, as monitoring expects."""
-    import time  # noqa: PLC0415
-
-    app = make_app()
-
-    @app.task(base=BatchTask, name="plain.sleepy")
-    def sleepy(x):
-        time.sleep(0.05)
-        return x
-
-    task = ready(sleepy)
-    calls = [(f"id{n}", {}, [[n], {}, NOTHING]) for n in range(3)]
-    settled = run_batch(task.name, deliver(task, *calls)).results
-
-    assert all(0.05 <= runtime < 5 for _, _, runtime in settled)
-
-
 @pytest.mark.parametrize("name", ["callbacks", "chain", "chord"])
 def test_what_follows_a_success_is_the_tracer_s(
     make_app: Callable[..., Celery], monkeypatch: pytest.MonkeyPatch, name: str

@@ -74,39 +74,11 @@ class _Pool:
 
 
 @pytest.mark.parametrize(
-    ("header", "limits"),
-    [
-        ([None, None], [None, None]),
-        ([1e-6, None], [0.1, None]),
-        ([0.05, 5e-324], [0.1, 0.1]),
-        ([0, 0.0], [0, 0]),
-        ([30, 0.2], [30, 0.2]),
-        ([None, 0.09], [None, 0.1]),
-        ("ab", ["a", "b"]),
-        (7, 7),
-    ],
-)
-def test_time_limit_of_a_message_has_a_floor(make: Any, header: Any, limits: Any):
-    """Nobody asks for a limit that no batch can keep; none and garbage stay what they are."""
-    found = make(Message(timelimit=header)).time_limits
-
-    assert limits == (found if isinstance(found, int) else list(found))
-
-
-@pytest.mark.parametrize(
     ("header", "losses"), [(None, 0), (1, 1), (7, 7), (-1, 0), ("2", 0), ([1], 0), (True, 1)]
 )
 def test_losses_come_with_the_message(make: Any, header: Any, losses: int):
     """What anybody may write into a header counts only where it is a count."""
     assert losses == make(Message(batch_losses=header)).losses
-
-
-@pytest.mark.parametrize(
-    ("header", "rows"), [(None, 1), (1, 1), (256, 256), (0, 1), (-1, 1), ("2", 1), ([1], 1)]
-)
-def test_rows_come_with_the_message(make: Any, header: Any, rows: int):
-    """A request has one row, unless its header counts more."""
-    assert rows == make(Message(batch_rows=header)).rows
 
 
 def test_start_and_success_are_routine_where_nobody_asked_for_more(make: Any):
@@ -149,18 +121,6 @@ def fail_after_acknowledging(request: Any) -> None:
 def test_retries_are_told_apart(make: Any):
     """Two tries of one task have one id, and are not taken for each other."""
     assert make(Message()).key != make(Message(retries=1)).key
-
-
-def test_terminating_announces_the_end_once(make: Any):
-    """A request is revoked at once, and its message is done with."""
-    message = Message()
-    request = make(message)
-    request.terminate(pool=None)
-    request.terminate(pool=None)
-
-    assert ["acknowledged"] == message.heard
-    assert request.is_done
-    assert "REVOKED" == request.task.AsyncResult("a").state
 
 
 def failed(error: Exception) -> ExceptionInfo:

@@ -7,9 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from billiard.exceptions import TimeLimitExceeded, WorkerLostError
-from celery import signals
-from celery.exceptions import Ignore, Retry
 
 from celery_batch.telemetry.report import Work
 from celery_batch.testing import ManualClock
@@ -31,23 +28,6 @@ def taken(worker: Worker, pool: Pool, *ids: str) -> Callable[..., None]:
 def summary(worker: Worker) -> dict[str, Any]:
     """Return the task's counts."""
     return worker.scheduler.recorder.ask(lambda meter: meter.tally("trios").summary())
-
-
-def test_outcomes_are_counted_separately(worker: Worker, pool: Pool):
-    """A value, an error and a retry are three outcomes of one batch."""
-    end_with = taken(worker, pool, "a", "b", "c")
-    failed, retried = (error_info(error) for error in (ValueError("bad"), Retry("not yet")))
-    end_with(BatchEnd([(0, "A", 0.1), (1, failed, 0.1), (1, retried, 0.1)]))
-
-    assert {"succeeded": 1, "failed": 1, "retried": 1} == summary(worker)["outcomes"]
-
-
-def test_ignored_item_is_neither_a_success_nor_a_failure(worker: Worker, pool: Pool):
-    """Items that a hook rejects or a function ignores are counted separately."""
-    end_with = taken(worker, pool, "a", "b", "c")
-    end_with(BatchEnd([(0, "A", 0.1), (1, error_info(Ignore()), 0.1), (0, "C", 0.1)]))
-
-    assert {"succeeded": 2, "rejected": 1} == summary(worker)["outcomes"]
 
 
 @pytest.mark.parametrize(
@@ -78,41 +58,6 @@ def test_batch_whose_requests_were_too_late_has_not_broken_off(worker: Worker, p
     pool.sent[-1].callback(BatchEnd([None, None, None]))
 
     assert not sum(summary(worker)["trouble"].values())
-
-
-@pytest.mark.parametrize(
-    ("error", "end"), [(WorkerLostError("gone"), "lost"), (TimeLimitExceeded(1.0), "time_limit")]
-)
-def test_lost_process_is_counted(worker: Worker, pool: Pool, error: Exception, end: str):
-    """A batch whose process died or was killed runs again, and is counted by its end."""
-    taken(worker, pool, "a", "b", "c")
-    pool.sent[0].error_callback(error_info(error))
-    found = summary(worker)
-
-    assert {"again": 3} == found["outcomes"]
-    assert 1 == found["trouble"][end]
-
-
-def test_waits_count_from_the_arrival_to_the_model(worker: Worker, pool: Pool, clock: ManualClock):
-    """Each request's own wait is in the histogram, and the model's seconds beside it."""
-    worker.send("trios", "a")
-    clock.advance(1.0)
-    end_with = taken(worker, pool, "b", "c")
-    now = clock()
-    end_with(BatchEnd([(0, None, 0.1)] * 3, Work(1, now + 0.5, now + 2.5, 2.0)))
-    found = summary(worker)
-
-    assert (1.5 + 0.5 + 0.5) / 3 == pytest.approx(found["wait"]["mean"], abs=1e-6)
-    assert 2.0 == found["model"]["seconds"]
-
-
-def test_expired_and_revoked_are_counted(worker: Worker):
-    """Celery's signal for revoked and expired requests is counted."""
-    task = worker.app.tasks["trios"]
-    signals.task_revoked.send(sender=task, request=None, terminated=False, expired=True)
-    signals.task_revoked.send(sender=task, request=None, terminated=True, expired=False)
-
-    assert {"expired": 1, "revoked": 1} == summary(worker)["outcomes"]
 
 
 def test_line_in_the_log_has_its_numbers_beside_it(

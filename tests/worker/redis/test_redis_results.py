@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from math import inf
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,19 +16,13 @@ from celery import Celery, states
 from celery.app.task import Context
 from celery.backends.redis import RedisBackend
 from celery.exceptions import BackendStoreError
-from celery.worker import state as worker_state
 from redis.exceptions import OutOfMemoryError
 
 from celery_batch import BatchTask
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.protocol import (
-    FACTS_ID,
     REPLY_CHANNEL,
     REPLY_HEADER,
-    STARTED_ID,
-    BatchInfo,
-    batch_facts,
-    read_facts,
     read_replies,
 )
 from celery_batch.worker.redis.result_backend import (
@@ -302,21 +295,6 @@ def test_clients_are_notified_of_the_stored_result(
     assert [("one", first)] == read_replies(payload)
 
 
-def test_large_results_are_not_in_notifications(
-    make_app: Callable[..., Celery], client: redis.Redis
-):
-    """A client is notified that a large result is stored, and reads it itself."""
-    subscription = listen(client, HERE)
-    results = (("small", states.SUCCESS, "x"), ("large", states.SUCCESS, "x" * 300_000))
-    store(make_app(), *results, **{REPLY_HEADER: HERE})
-    ((_, payload),) = received(subscription)
-    subscription.close()
-
-    assert [("small", False), ("large", True)] == [
-        (name, not value) for name, value in read_replies(payload)
-    ]
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -487,37 +465,6 @@ def test_a_result_that_is_too_large_is_the_items_error(
         store(app, ("one", states.SUCCESS, "x" * 2000))
 
 
-@pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "one by one"])
-@pytest.mark.parametrize(
-    ("state", "told"), [("FAILURE", True), ("REVOKED", True), ("SUCCESS", True), ("RETRY", False)]
-)
-def test_clients_are_notified_of_every_end(
-    make_app: Callable[..., Celery],
-    client: redis.Redis,
-    state: str,
-    told: bool,  # noqa: FBT001
-    bulk: bool,  # noqa: FBT001
-):
-    """Also of ends that Celery's own handlers store, on every path."""
-    app = make_app(batch_bulk=bulk)
-    notify_clients(app, [])
-    subscription = listen(client, HERE)
-    request = context("one", **{REPLY_HEADER: HERE})
-    match state:
-        case "FAILURE":
-            app.backend.mark_as_failure("one", ValueError("x"), request=request)
-        case "REVOKED":
-            app.backend.mark_as_revoked("one", "expired", request=request)
-        case "SUCCESS":
-            app.backend.mark_as_done("one", 1, request=request)
-        case "RETRY":
-            app.backend.mark_as_retry("one", ValueError("x"), request=request)
-    replies = [read_replies(payload) for _, payload in received(subscription)]
-    subscription.close()
-
-    assert [[("one", client.get("celery-task-meta-one"))]] * told == replies
-
-
 def test_a_lost_connection_after_storing_is_no_error(
     make_app: Callable[..., Celery], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ):
@@ -538,23 +485,6 @@ def test_a_lost_connection_after_storing_is_no_error(
 
     assert 2 == len(looks)
     assert "SUCCESS" == json.loads(client.get("celery-task-meta-one"))["status"]
-
-
-def test_clients_are_notified_of_revokes_by_id(
-    make_app: Callable[..., Celery], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-):
-    """Remote control revokes by id; the worker knows the request's reply channel."""
-    app = make_app()
-    notify_clients(app, [])
-    held = SimpleNamespace(request_dict={REPLY_HEADER: HERE})
-    monkeypatch.setitem(worker_state.requests, "one", held)
-    subscription = listen(client, HERE)
-    app.backend.mark_as_revoked("one", reason="revoked", store_result=True)
-    app.backend.mark_as_revoked("two", reason="revoked", store_result=True)
-    replies = [read_replies(payload) for _, payload in received(subscription)]
-    subscription.close()
-
-    assert [["one"]] == [[name for name, _ in each] for each in replies]
 
 
 def test_every_thread_notifies(make_app: Callable[..., Celery], client: redis.Redis):
@@ -685,108 +615,6 @@ def test_results_are_notified_as_the_users_backend_reads_them(
     subscription.close()
 
     assert [b"SECRETS" in value for _, value in read_replies(payload)] == [True, True]
-
-
-ALIKE = batch_facts(3, 0.25, "w@here")
-
-
-def facts_told(payload: bytes) -> dict[str, BatchInfo | None]:
-    """Return the facts in a payload for each reply."""
-    (facts_id, said), *replies = read_replies(payload)
-    assert FACTS_ID == facts_id
-    return {name: read_facts(said, number) for number, (name, _) in enumerate(replies)}
-
-
-@pytest.mark.parametrize("way", ["script", "no script", "one by one"])
-def test_notifications_have_the_facts_of_the_model_call(
-    make_app: Callable[..., Celery],
-    client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
-    way: str,
-):
-    """The facts are sent with the replies, with the wait of each."""
-    app = make_app(batch_bulk=way != "one by one")
-    monkeypatch.setattr(RedisStore, "without_scripts_until", inf if way == "no script" else 0.0)
-    subscription = listen(client, HERE, THERE)
-    task = app.tasks["results.same"]
-    with buffered_results(task) as writer:
-        writer.attach({name: (ALIKE, n / 2) for n, name in enumerate("abc")})
-        for name, channel in (("a", HERE), ("b", THERE), ("c", HERE)):
-            request = context(name, **{REPLY_HEADER: channel})
-            task.backend.store_result(name, name, states.SUCCESS, request=request)
-    told = [(channel, facts_told(payload)) for channel, payload in received(subscription)]
-    subscription.close()
-
-    assert {
-        (HERE, "a"): BatchInfo(3, 0.0, 0.25, "w@here"),
-        (THERE, "b"): BatchInfo(3, 0.5, 0.25, "w@here"),
-        (HERE, "c"): BatchInfo(3, 1.0, 0.25, "w@here"),
-    } == {(channel, name): facts for channel, each in told for name, facts in each.items()}
-    assert 2 == len(told)
-
-
-@pytest.mark.parametrize("scripts", [True, False], ids=["script", "no script"])
-def test_earlier_results_have_no_facts(
-    make_app: Callable[..., Celery],
-    client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
-    scripts: bool,  # noqa: FBT001
-):
-    """An earlier result is notified without the facts of the later batch."""
-    app = make_app()
-    monkeypatch.setattr(RedisStore, "without_scripts_until", 0.0 if scripts else inf)
-    store(app, ("one", states.SUCCESS, "first"))
-    subscription = listen(client, HERE)
-    task = app.tasks["results.same"]
-    with buffered_results(task) as writer:
-        writer.attach({"one": (ALIKE, 0.5), "two": (ALIKE, 0.5)})
-        for name in ("one", "two"):
-            request = context(name, **{REPLY_HEADER: HERE})
-            task.backend.store_result(name, "late", states.SUCCESS, request=request)
-    ((_, payload),) = received(subscription)
-    subscription.close()
-
-    assert {"one": None, "two": BatchInfo(3, 0.5, 0.25, "w@here")} == facts_told(payload)
-
-
-def test_facts_end_with_their_batch(make_app: Callable[..., Celery], client: redis.Redis):
-    """Results stored after a batch, or beside it, have no facts of it."""
-    app = make_app()
-    subscription = listen(client, HERE)
-    task = app.tasks["results.same"]
-    with buffered_results(task) as writer:
-        writer.attach({"one": (ALIKE, 0.5)})
-        request = context("other", **{REPLY_HEADER: HERE})
-        task.backend.store_result("other", 1, states.SUCCESS, request=request)
-    store(app, ("one", states.SUCCESS, "x"), **{REPLY_HEADER: HERE})
-    replies = [name for _, payload in received(subscription) for name, _ in read_replies(payload)]
-    subscription.close()
-
-    assert ["other", "one"] == replies
-
-
-@pytest.mark.parametrize("way", ["script", "no script", "one by one"])
-def test_starts_are_notified_with_a_prefix(
-    make_app: Callable[..., Celery],
-    client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
-    way: str,
-):
-    """A client is notified of starts, too, which cannot be taken for ends."""
-    app = make_app(batch_bulk=way != "one by one")
-    monkeypatch.setattr(RedisStore, "without_scripts_until", inf if way == "no script" else 0.0)
-    subscription = listen(client, HERE)
-    store(app, ("one", states.STARTED, {"pid": 1}), **{REPLY_HEADER: HERE})
-    started = client.get("celery-task-meta-one")
-    store(app, ("one", states.SUCCESS, "done"), **{REPLY_HEADER: HERE})
-    told = [read_replies(payload) for _, payload in received(subscription)]
-    subscription.close()
-
-    assert "STARTED" == json.loads(started)["status"]
-    assert [
-        [(f"{STARTED_ID}one", started)],
-        [("one", client.get("celery-task-meta-one"))],
-    ] == told
 
 
 @pytest.mark.parametrize("scripts", [True, False], ids=["script", "no script"])

@@ -84,17 +84,6 @@ def test_a_cost_function_that_exits_ends_no_worker(app):
     assert (0, False) == (made.cost, task_queue.is_empty)
 
 
-@pytest.mark.parametrize("padded", [True, False])
-def test_a_large_body_is_a_batch_of_its_own(app, padded):
-    """It is not decoded for its cost; as a chunk it takes one batch as well."""
-    task = make_task(app, max_batch_cost=100, padded=padded)
-    task_queue = queue(task)
-    made = request(task, [1] * 4, rows=4, body=b"x" * (1 << 21))
-    task_queue.add(made)
-
-    assert 100 == made.work
-
-
 def test_requests_that_are_set_aside_count_what_they_cost(app):
     """A paused task fetches no more than it could use."""
     task = make_task(app, max_batch_cost=100)

@@ -94,38 +94,6 @@ def test_a_job_counts_equal_requests_once(task: Any, task_queue: TaskQueue):
     assert 4 == len(job)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({"args": (1,), "rows": 1}, {"args": (1,), "rows": 1}),
-        ({"args": ({1, 2},)}, {"args": ({1, 2},)}),
-        ({"args": (1, 2, 3)}, {"args": (1, 2, 3)}),
-        ({"args": (1,), "body": b"x" * (1 << 21)}, {"args": (1,), "body": b"x" * (1 << 21)}),
-        ({"args": (1,)}, {"args": (1,), "unit": "km"}),
-    ],
-    ids=["chunks", "no plain values", "wrong arguments", "too large", "unlike"],
-)
-def test_other_requests_are_rows_of_their_own(
-    task: Any, task_queue: TaskQueue, one: dict[str, Any], other: dict[str, Any]
-):
-    """Chunks, and what cannot be compared, share a row in the pool process if at all."""
-    for each in (one, other):
-        args = each.pop("args")
-        task_queue.add(request(task, *args, **each))
-
-    assert 10 == task_queue.capacity_left(3, [], LEAST_URGENT)
-
-
-def test_those_whose_messages_are_lost_are_dropped(task: Any, task_queue: TaskQueue):
-    """The others run, whichever came first."""
-    requests = [request(task, n) for n in (1, 1, 2, 3, 4)]
-    add(task_queue, *requests)
-    task_queue.drop({"0"})
-    batch = next_batch(task_queue)
-
-    assert {"id1", "id2", "id3", "id4"} == {each.id for each in batch.items}
-
-
 def test_all_go_back_to_the_broker(task: Any, task_queue: TaskQueue):
     """When the worker stops."""
     requests = [request(task, n) for n in (1, 1, 2)]
@@ -133,17 +101,6 @@ def test_all_go_back_to_the_broker(task: Any, task_queue: TaskQueue):
 
     assert set(requests) == set(task_queue.clear())
     assert task_queue.is_empty
-
-
-def test_a_request_that_runs_again_alone_is_no_duplicate(task: Any, task_queue: TaskQueue):
-    """Its process has died while it ran."""
-    suspect, other = request(task, 1), request(task, 1)
-    add(task_queue, other, suspect)
-    suspect.losses = 1
-    task_queue.clear()
-    add(task_queue, other, suspect)
-
-    assert [suspect] == next_batch(task_queue).items
 
 
 def test_there_is_room_for_as_many_duplicates_as_rows(task: Any):

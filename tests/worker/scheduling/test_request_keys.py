@@ -10,7 +10,7 @@ from celery import Celery
 from celery.exceptions import WorkerShutdown
 
 from celery_batch import BatchTask
-from celery_batch.batching.batch import LEAST_URGENT, Batch
+from celery_batch.batching.batch import LEAST_URGENT
 from celery_batch.telemetry.meter import Tally
 from celery_batch.worker.scheduling.prefetch import messages_per_process
 from celery_batch.worker.scheduling.task_queue import KEY_WINDOW, TaskQueue
@@ -31,45 +31,6 @@ def make_task(broker: str = "memory://", **options: Any) -> Any:
 def queue(task: Any) -> TaskQueue:
     """Return the task queue of a worker."""
     return TaskQueue(task, threading.RLock())
-
-
-@pytest.mark.parametrize(
-    ("batch_by", "args", "rows", "expected"),
-    [
-        ("language", ("a", "de"), None, "de"),
-        ("language", ("a",), None, "en"),
-        ("language", (["a", "b"], "de"), 2, "de"),
-        (lambda text, _: len(text), ("abc",), None, 3),
-        (lambda text, _: len(text), (["ab", "cd"], ["x", "y"]), 2, 2),
-    ],
-)
-def test_a_request_has_the_key_of_its_rows(batch_by, args, rows, expected):
-    """A chunk as well as a single item."""
-    made = request(make_task(batch_by=batch_by), *args, rows=rows)
-    queue(made.task).add(made)
-
-    assert expected == made.batch_key
-
-
-@pytest.mark.parametrize(
-    ("args", "rows", "body"),
-    [
-        (("a", ["de"]), None, b"[]"),
-        (("a", "b", "c"), None, b"[]"),
-        ((["a"], ["de"]), 1, b"[]"),
-        (("a", "de"), None, b"x" * (1 << 21)),
-    ],
-)
-def test_what_has_no_key_shares_no_batch(args, rows, body):
-    """Nor is one that is too large decoded for it."""
-    task = make_task(max_wait=0.0)
-    task_queue = queue(task)
-    made = [request(task, *args, rows=rows, body=body) for _ in range(2)]
-    for each in made:
-        task_queue.add(each)
-    batches = [task_queue.next_batch(full_only=False, earns_share=True) for _ in range(2)]
-
-    assert [[made[0]], [made[1]]] == [each.items for each in batches if isinstance(each, Batch)]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit])

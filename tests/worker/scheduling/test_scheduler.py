@@ -99,19 +99,6 @@ def test_new_requests_wait_for_the_callers_of_the_last_batch(
     assert [["a", "b"], ["c", "d"]] == pool.batches
 
 
-def test_who_waits_longest_goes_first(worker: Worker, pool: Pool, clock: ManualClock):
-    """The task with the oldest request goes first, not the first by name."""
-    for name, ids in [("trios", "ab"), ("single", "c"), ("single", "d"), ("pairs", "e")]:
-        worker.send(name, *ids)  # c and d take the process and the place behind it
-        clock.advance(0.125)
-    worker.send("single", "f")
-    worker.send("pairs", "g")
-    worker.send("trios", "h")
-    pool.finish_all()
-
-    assert [["c"], ["d"], ["a", "b", "h"], ["e", "g"], ["f"]] == pool.batches
-
-
 def test_a_refused_caller_is_told_a_time_by_the_present_target(
     app: Celery, start: Callable[..., Worker], pool: Pool
 ):
@@ -233,21 +220,6 @@ def test_restarted_lanes_carry_on(worker: Worker, pool: Pool):
     assert 2 == worker.in_flight
 
 
-def test_shutdown_lets_the_pool_finish_what_it_has(worker: Worker, pool: Pool):
-    """Batches in the pool end and acknowledge; waiting requests go back to the broker."""
-    worker.send("pairs", *"abcde")
-    worker.scheduler.close(restarting=False)
-
-    assert set("abcd") == reserved() & set("abcde")
-    assert None is worker.timeouts[-1]
-
-    pool.finish_all()
-
-    assert list("abcd") == worker.ids("acknowledged")
-    assert [["a", "b"], ["c", "d"]] == pool.batches
-    assert 0 == worker.in_flight
-
-
 def test_shutdown_gives_back_a_job_that_waits_for_a_process(worker: Worker, pool: Pool):
     """A job that Celery holds until a process is free runs nowhere after a shutdown."""
     held: list[BatchJob] = []
@@ -301,19 +273,6 @@ def test_closing_settles_what_the_loop_had_put_off(
 
     assert ["a", "b"] == worker.ids("settled")
     assert acknowledged == len(worker.ids("acknowledged"))
-
-
-def test_report_is_plain_data(worker: Worker, pool: Pool):
-    """The report has the numbers of each task, why its batches left and how many requests wait."""
-    worker.send("pairs", "a", "b", "c")
-    numbers = {"max_batch_size": 2, "max_wait": 10.0, "linger": 2.0, "running": 1}
-    numbers |= {"low_priority_share": 0.1, "device_share": 1.0}
-    counts = {"waiting": 1, "batches": 1, "requests": 2, "rows": 2, "reasons": {"full": 1}}
-    counts |= {"model_calls": 0, "safe_size": None, "worker_losses": 0, "sizes": {"2": [1, 2]}}
-    counts |= {"oldest_age": 0.0}
-
-    assert {"pairs": numbers | counts} == worker.scheduler.report()
-    assert 1 == len(pool.sent)
 
 
 def test_batches_end_while_another_is_sent(

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count
 from queue import SimpleQueue
 
 import pytest
@@ -59,80 +58,6 @@ def setup(request: pytest.FixtureRequest, hub: Hub) -> Iterator[Setup]:
     setup = Setup(hub if request.param == "event loop" else None)
     yield setup
     setup.timer.cancel()
-
-
-def test_timer_calls_once_not_early(setup: Setup):
-    """It calls back when the time has passed, and only once."""
-    started = time.monotonic()
-    setup.timer.set(0.05)
-    call = setup.next_call()
-
-    assert call.at - started >= 0.05
-    assert setup.is_at_rest()
-
-
-def test_timer_can_be_set_again_after_a_call(setup: Setup):
-    """Each call can be followed by another."""
-    for _ in range(30):
-        if setup.hub is not None:
-            setup.hub.call_later(0.01, int)  # else the loop sleeps for a second after each call
-        setup.timer.set(0.0)
-        setup.next_call()
-
-    assert setup.is_at_rest()
-
-
-def test_earlier_call_wins(setup: Setup):
-    """Set to an earlier time, it does not wait for the later one, and calls once."""
-    for seconds in (NEVER, 0.05, 0.01):
-        setup.timer.set(seconds)
-    setup.next_call()
-
-    assert setup.is_at_rest()
-
-
-def test_later_call_does_not_put_off_an_earlier_one(setup: Setup):
-    """Set to a later time, it calls at the earlier one, and once."""
-    setup.timer.set(0.01)
-    setup.timer.set(NEVER)
-    setup.next_call()
-
-    assert setup.is_at_rest()
-
-
-def test_cancelled_timer_does_not_call(setup: Setup):
-    """A cancelled call never comes, and the timer can be set again."""
-    setup.timer.set(0.5)  # a busy machine takes its time for the next line
-    setup.timer.cancel()
-    setup.timer.cancel()
-
-    assert setup.is_at_rest(0.6)
-
-
-def test_timer_may_be_set_by_its_callback(setup: Setup):
-    """The callback may ask for another call."""
-    calls = count(1)
-
-    def call(late: float) -> None:
-        if next(calls) < 3:
-            timer.set(0.001)
-        else:
-            setup.call(late)
-
-    timer = BatchTimer(setup.hub, call)
-    timer.set(0.001)
-    setup.next_call()
-
-    assert 4 == next(calls)
-
-
-def test_late_loop_is_told_how_late_it_was(hub: Hub):
-    """An event loop that was busy elsewhere calls late, and the timer says by how much."""
-    setup = Setup(hub)
-    setup.timer.set(0.01)
-    time.sleep(0.2)  # the loop is busy: this is the fact under test
-
-    assert 0.15 < setup.next_call().late < 30
 
 
 def test_threads_set_and_cancel_at_will():
