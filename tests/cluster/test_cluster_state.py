@@ -25,17 +25,6 @@ def cluster_state():
     return ClusterState(QUEUES, 10.0)
 
 
-def test_nothing_is_known_before_the_first_snapshot(cluster_state):
-    """The app's tasks are there at once, without workers and without rates."""
-    assert [] == cluster_state.workers()
-    assert [("t", "celery", 0, None, None)] == [
-        (task.name, task.queue, task.workers, task.messages, task.rows_per_second)
-        for task in cluster_state.tasks()
-        if task.name == "t"
-    ]
-    assert 0.0 == cluster_state.seconds
-
-
 def test_one_snapshot_has_no_rate(cluster_state):
     """What was counted before is no throughput: rates need two snapshots."""
     cluster_state.add(ClusterSnapshot(time=1.0, answers={"w": answer(report(batches=9, rows=90))}))
@@ -94,17 +83,6 @@ def test_waits_are_those_between_the_snapshots(cluster_state):
     task, _ = cluster_state.tasks()
 
     assert (0.025, 0.7) == pytest.approx((task.wait_p50, task.wait_p95))
-
-
-def test_earlier_waits_do_not_count(cluster_state):
-    """Without a request between the snapshots there is no wait."""
-    for second in range(2):
-        cluster_state.add(
-            ClusterSnapshot(time=float(second), answers={"w": waited(**{"0.005": 0, "0.01": 99})})
-        )
-
-    (task, *_) = cluster_state.tasks()
-    assert (None, None) == (task.wait_p50, task.wait_p95)
 
 
 def test_old_snapshots_do_not_count(cluster_state):
@@ -177,20 +155,6 @@ def test_a_task_that_an_operator_has_halted(cluster_state, commands, halted):
     cluster_state.add(ClusterSnapshot(time=0.0, answers=answers))
 
     assert [halted, ""] == [task.halted for task in cluster_state.tasks()]
-
-
-def test_tasks_of_others_are_shown_too(cluster_state):
-    """A task that the app does not know but a worker serves has its line."""
-    cluster_state.add(ClusterSnapshot(time=0.0, answers={"w": {"tasks": {"foreign": report()}}}))
-
-    assert ["foreign", "t", "u"] == [task.name for task in cluster_state.tasks()]
-
-
-def test_a_task_of_another_queue_is_not_served(cluster_state):
-    """A worker knows all tasks of its app, and serves those of its queues."""
-    cluster_state.add(ClusterSnapshot(time=0.0, answers={"w": answer(report(served=False))}))
-
-    assert [0, 0] == [task.workers for task in cluster_state.tasks()]
 
 
 def test_an_error_for_an_answer_is_no_task(cluster_state):

@@ -49,28 +49,6 @@ def named(self, x):
 class TestCalls:
     """Without a worker of ours a task is called with one item and runs a batch of one."""
 
-    def test_called_directly(self, app: Celery):
-        """A direct call takes an item and returns its output."""
-        task = make(app)
-
-        assert 42 == task(21) == task(x=21) == task.run(21)
-
-    def test_applied(self, app: Celery):
-        """`apply` runs the task here and has its result."""
-        task = make(app)
-
-        assert 42 == task.apply((21,)).get()
-        assert 42 == task.apply(kwargs={"x": 21}).get()
-
-    def test_eager(self, app: Celery):
-        """In eager mode `delay` and a signature do the same."""
-        app.conf.task_always_eager = True
-        task = make(app)
-
-        assert 42 == task.delay(21).get()
-        assert 42 == task.s(21).delay().get()
-        assert 84 == (task.s(21) | task.s()).delay().get()
-
     def test_defaults_and_keywords(self, app: Celery):
         """Each parameter becomes a list, however it was given or left out."""
         task = make(app, join)
@@ -98,16 +76,6 @@ class TestCalls:
         with pytest.raises(TypeError):
             task.delay(*args, **kwargs)
 
-    def test_errors(self, app: Celery):
-        """An error in an item's place, or for the batch, is the call's own."""
-        task = make(app, poison)
-
-        with pytest.raises(KeyError, match="7"):
-            task(7)
-        with pytest.raises(ZeroDivisionError):
-            task(0)
-        assert ["FAILURE", "FAILURE"] == [task.apply((item,)).state for item in (7, 0)]
-
     def test_wrong_count(self, app: Celery):
         """The error names the task that returned the wrong number of outputs."""
         task = make(app, twice, name="shop.twice")
@@ -123,19 +91,6 @@ class TestCalls:
         task = make(app, named, name="b", bind=True)
 
         assert ("b", 1) == task(1) == task(x=1) == task.apply((1,)).get()
-
-    def test_retried(self, app: Celery):
-        """Celery's own rules for errors worth another try apply to the item."""
-        tries = []
-
-        def flaky(x):
-            tries.append(x)
-            return [ConnectionError("gone") if len(tries) < 3 else value for value in x]
-
-        task = make(app, flaky, autoretry_for=(ConnectionError,), max_retries=2)
-
-        assert 7 == task.apply((7,)).get()
-        assert [[7], [7], [7]] == tries
 
 
 class TestClasses:

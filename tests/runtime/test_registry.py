@@ -13,7 +13,7 @@ import pytest
 
 from celery_batch import ConfigurationError, LoadFailed, Model, WrongResultCount
 from celery_batch.runtime import devices, registry
-from celery_batch.runtime.registry import instance_of, set_device, unload_all
+from celery_batch.runtime.registry import instance_of, unload_all
 from celery_batch.testing import EchoModel, HungryModel
 
 
@@ -62,24 +62,6 @@ def failing(**hooks: Callable[..., Any]) -> type[Model]:
 def explode(*_: Any) -> Any:
     """Go wrong in a way of the user's own."""
     raise OSError("no such file: weights.bin")
-
-
-def test_model_is_loaded_then_warmed_up_then_there(reaper: type[Model], diary: list[Any]):
-    """Load comes first, on the device; its examples go through it as one batch."""
-    set_device("cuda:0")
-    instance = instance_of(reaper)
-
-    assert [("load", "cuda:0"), ("predict", "first", "second")] == diary
-    assert instance is instance_of(reaper)
-
-
-def test_second_question_finds_the_first_answer(reaper: type[Model], diary: list[Any]):
-    """A model is loaded on first use, and then never again."""
-    set_device("mps")
-    first = instance_of(reaper)
-
-    assert first is instance_of(reaper)
-    assert [("load", "mps")] == [entry for entry in diary if entry[0] == "load"]
 
 
 def test_each_model_lives_for_itself(reaper: type[Model]):
@@ -238,14 +220,6 @@ def test_unload_that_fails_stops_nobody_else(
     assert 2 == diary.count(("unload",))
     assert ["Failing.unload failed"] == [record.getMessage() for record in caplog.records]
     assert words in caplog.text
-
-
-def test_warm_model_is_announced(reaper: type[Model], caplog: pytest.LogCaptureFixture):
-    """The log says which model is warm, where, and how long that took."""
-    with caplog.at_level(logging.INFO, logger=registry.logger.name):
-        instance_of(reaper)
-
-    assert "Keeper is warm on cpu after 0.0 s" in caplog.messages[-1]
 
 
 def test_a_model_on_a_gpu_that_no_machine_has(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from celery_batch import OutOfMemory, WrongResultCount
 from celery_batch.batching.isolation import SafeSize
 from celery_batch.runtime.runner import BatchRun, ErrorPolicy, Outcome, Runner, as_outcome
-from celery_batch.testing import EchoModel, HungryModel, PoisonModel
+from celery_batch.testing import HungryModel, PoisonModel
 
 
 def returning(outputs: Any) -> Runner:
@@ -36,21 +36,6 @@ def the_error(outcomes: list[Outcome]) -> Exception:
     (error,) = {outcome.error for outcome in outcomes}
     assert error is not None
     return error
-
-
-@given(st.lists(st.integers(), min_size=1))
-def test_each_item_gets_its_own_output(items: list[int]):
-    """Outputs belong to inputs by their order."""
-    runner = Runner(EchoModel().predict, "echo")
-
-    assert items == values(runner.run(items))
-
-
-def test_every_parameter_is_a_column():
-    """A model of several parameters is called with one list for each."""
-    runner = Runner(lambda a, b: [x + y for x, y in zip(a, b, strict=True)], "sum")
-
-    assert [11, 22] == values(runner.run([1, 2], [10, 20]))
 
 
 @pytest.mark.parametrize(
@@ -81,15 +66,6 @@ def test_rows_of_an_array_become_lists():
     assert [[0.5, 1.0], [2.0, 4.0]] == values(outcomes)
 
 
-def test_exception_among_the_outputs_fails_its_item_alone():
-    """An error in an item's place is that item's outcome; the neighbours keep theirs."""
-    one, two, three = returning([1, KeyError("two"), 3]).run(["a", "b", "c"])
-
-    assert (1, 3) == (one.unwrap(), three.unwrap())
-    with pytest.raises(KeyError, match="two"):
-        two.unwrap()
-
-
 def test_exception_class_is_a_value_like_any_other():
     """Only an instance is an error; a class might be what was asked for."""
     assert [KeyError] == values(returning([KeyError]).run(["a"]))
@@ -98,15 +74,6 @@ def test_exception_class_is_a_value_like_any_other():
 def test_none_among_the_outputs_is_a_value():
     """A model may have nothing to say about an item."""
     assert [None, 0] == values(returning([None, 0]).run(["a", "b"]))
-
-
-def test_only_the_bad_item_gets_what_the_model_raises():
-    """The original error, not one of ours, reaches the bad item; its neighbours are answered."""
-    outcomes = Runner(PoisonModel("bad").predict, "shop.model").run(["good", "bad", "fine"])
-
-    assert ["good", "fine"] == [outcomes[0].unwrap(), outcomes[2].unwrap()]
-    with pytest.raises(ValueError, match="cannot digest 'bad'"):
-        outcomes[1].unwrap()
 
 
 @given(st.integers(min_value=1, max_value=70), st.data())
@@ -130,15 +97,6 @@ def test_one_bad_item_in_32_costs_11_calls():
         calls.add(run.counts.calls)
 
     assert {11} == calls
-
-
-def test_function_with_side_effects_is_called_once():
-    """With isolation off, all items have the error and none runs again."""
-    runner = Runner(PoisonModel("bad").predict, "shop.model", ErrorPolicy(isolate_failures=False))
-    run = BatchRun(runner, [["good", "bad", "fine"]])
-
-    assert isinstance(the_error(run.call()), ValueError)
-    assert 1 == run.counts.calls
 
 
 def test_verdict_is_for_the_whole_batch():
@@ -346,19 +304,6 @@ def test_runs_on_several_threads_are_counted_each_by_itself():
         thread.join()
 
     assert [3, 3] == [run.counts.calls for run in runs]
-
-
-@pytest.mark.parametrize("outputs", [[], [1], [1, 2, 3]], ids=len)
-def test_wrong_number_of_outputs_is_nobody_s_output(outputs: list[int]):
-    """With too few or too many, outputs cannot be assigned to items, so all items fail."""
-    outcomes = returning(outputs).run(["a", "b"])
-
-    assert 2 == len(outcomes)
-    assert isinstance(the_error(outcomes), WrongResultCount)
-    assert (
-        f"shop.model returned {len(outputs)} outputs for a batch of 2;"
-        " it must return one output per input, in order"
-    ) == str(the_error(outcomes))
 
 
 @pytest.mark.parametrize(

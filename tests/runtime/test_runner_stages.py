@@ -103,34 +103,6 @@ def shown(outputs: Sequence[Any]) -> list[Any]:
     ]
 
 
-def test_one_call_goes_through_all_stages():
-    """`predict` gets what `collate` returned, and the outputs are those of `uncollate`."""
-    model = Model()
-
-    assert [2, 4, 6] == shown(runner(model).run([1, 2, 3]))
-    assert {"collate": [[1, 2, 3]], "predict": [[1, 2, 3]], "uncollate": [[1, 2, 3]]} == model.seen
-
-
-def test_columns_are_collated_together():
-    """`collate` takes a list for each parameter, and a tuple is one argument of `predict`."""
-    stages = Stages(
-        lambda pair: [x * y for x, y in zip(*pair, strict=True)],
-        lambda x, y: (x, [len(each) for each in y]),
-    )
-
-    assert [3, 8] == shown(Runner(stages, "shop.model").run([3, 4], ["a", "bb"]))
-
-
-@pytest.mark.parametrize("stage", ["collate", "predict", "uncollate"])
-@given(items=st.lists(st.integers(0, 9), min_size=1, max_size=20))
-def test_item_that_fails_in_any_stage_fails_alone(stage: str, items: list[int]):
-    """Parts of a batch are collated again from the rows, until the item at fault is alone."""
-    outcomes = runner(Model(bad={stage: [3]})).run(items)
-
-    expected = [f"{stage} refuses 3" if item == 3 else 2 * item for item in items]
-    assert expected == shown(outcomes)
-
-
 @pytest.mark.parametrize("stage", ["collate", "predict", "uncollate"])
 def test_running_out_of_memory_in_any_stage_is_the_models(stage: str):
     """What fits is remembered, and later batches are not collated larger."""

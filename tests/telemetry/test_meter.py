@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
-from statistics import quantiles
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_batch.telemetry.histogram import Histogram
-from celery_batch.telemetry.meter import DeviceIdle, Meter, Tally
+from celery_batch.telemetry.meter import DeviceIdle, Meter
 from celery_batch.telemetry.report import BatchReport, End, RequestEnd, Reuse, Work
 
 SECONDS = st.floats(min_value=0, max_value=20, allow_nan=False)
@@ -68,23 +67,6 @@ def test_quantile_is_in_the_bucket_of_the_true_one(numbers: list[float], percent
     assert lower - 1.0 <= estimate <= upper + 1.0
 
 
-@given(st.lists(SECONDS), st.lists(SECONDS), st.integers(min_value=1, max_value=99))
-def test_buckets_have_the_quantiles_of_their_growth(
-    before: list[float], since: list[float], n: int
-):
-    """The difference of two bucket counts has the quantiles of the numbers in between."""
-    bounds = (0.5, 1.0, 5.0, 10.0)
-    all_of_them, those_since = Histogram(bounds), Histogram(bounds)
-    all_of_them.add_all(before)
-    first = all_of_them.buckets()
-    all_of_them.add_all(since)
-    those_since.add_all(since)
-    last = json.loads(json.dumps(all_of_them.buckets()))
-    grown = {name: count - first.get(name, 0) for name, count in last.items()}
-
-    assert those_since.quantile(n / 100) == Histogram.of(grown).quantile(n / 100)
-
-
 def test_quantiles_of_nothing_and_of_what_is_beyond_all_bounds():
     """Without numbers there is no quantile; beyond all bounds it is the last bound."""
     histogram = Histogram((1.0, 2.0))
@@ -94,29 +76,6 @@ def test_quantiles_of_nothing_and_of_what_is_beyond_all_bounds():
     histogram.add(50.0)
 
     assert (2.0, 50.0) == (histogram.quantile(0.5), histogram.mean)
-
-
-@pytest.mark.parametrize("seconds", [1.4e-5, 2.6e-5, 1.1e-4, 4e-4, 0.026])
-def test_quick_models_have_true_quantiles_too(seconds):
-    """The quantiles of a trivial function are right within the width of a bucket."""
-    tally = Tally()
-    for _ in range(100):
-        tally.add(report(work=Work(began=0.0, seconds=seconds, calls=1)))
-    model = tally.summary()["model"]
-
-    assert 0.4 * seconds < model["p50"] < 2.5 * seconds
-    assert model["p95"] < 2.5 * seconds
-
-
-def test_quantiles_are_near_the_true_ones():
-    """With numbers spread evenly, estimates are what a textbook says."""
-    numbers = [n / 100 for n in range(1000)]
-    histogram = Histogram((1, 2, 3, 5, 7.5, 10))
-    histogram.add_all(numbers)
-    cuts = quantiles(numbers, n=100)
-
-    assert cuts[49] == pytest.approx(histogram.quantile(0.5), abs=0.02)
-    assert cuts[98] == pytest.approx(histogram.quantile(0.99), abs=0.02)
 
 
 def test_batches_of_a_task_are_added_up():
@@ -146,28 +105,6 @@ def test_batches_of_a_task_are_added_up():
     assert 0.07 / 6 == pytest.approx(summary["wait"]["mean"], abs=1e-6)
     assert {"0.0075": 0, "0.01": 5, "0.015": 0, "0.02": 1} == summary["wait"]["buckets"]
     assert summary == json.loads(json.dumps(summary))
-
-
-def test_copy_stays_as_it_was():
-    """Batches that are added later do not change a copy of the counts."""
-    meter = Meter(0.0)
-    meter.add(report())
-    copied = meter.copy()
-    before = meter.tally("double").summary()
-    meter.add(report(outcomes={RequestEnd.FAILED: 2}, waits=[5.0, 6.0]))
-
-    assert before == copied["double"].summary()
-    assert before != meter.tally("double").summary()
-    assert 2 == meter.copy()["double"].ends.total()
-
-
-def test_summary_of_a_task_that_has_had_no_batch():
-    """Counts are 0, and what is not known is None."""
-    summary = Meter(0.0).tally("double").summary()
-
-    assert 0 == summary["ended"]
-    unknown = dict.fromkeys(("mean", "p50", "p95", "p99"))
-    assert {**unknown, "buckets": {}} == summary["wait"]
 
 
 @pytest.mark.parametrize(("rows", "fill"), [(8, 1.0), (4, 0.5), (20, 20 / 24), (0, 0.0)])
@@ -245,16 +182,6 @@ def test_idle_is_the_time_between_model_calls():
     assert 3.5 == idle.seconds(106.0, {}, 1)
 
 
-def test_idle_time_of_several_processes_is_added_up():
-    """Each process counts by itself, those too that have had no batch yet."""
-    idle = DeviceIdle(100.0)
-    idle.ran(7, 101.0, 103.0)
-
-    assert 1.0 + 2.0 + 5.0 == idle.seconds(105.0, {}, 2)
-    assert 1.0 + 2.0 + 4.0 <= idle.seconds(105.0, {8: 104.0}, 2)
-    assert 2.0 + 1.0 + 6.0 == idle.seconds(106.0, {7: 105.0}, 2)
-
-
 def test_idle_time_never_becomes_less():
     """When a batch is reported late, the number stands still until it is right again."""
     idle = DeviceIdle(100.0)
@@ -283,39 +210,6 @@ def test_device_is_idle_while_another_process_takes_a_dead_ones_place():
     assert 9.0 + 39.0 + 1.0 == idle.seconds(153.0, {}, 1)
 
 
-def test_no_more_processes_are_idle_than_there_are():
-    """However many processes replace each other, each device counts once."""
-    idle = DeviceIdle(0.0)
-    for pid in range(100):
-        idle.ran(pid, pid + 0.5, pid + 1.0)
-        assert 0.5 * (pid + 1) == idle.seconds(pid + 1.0, {}, 1)
-
-    assert 55.0 == idle.seconds(105.0, {}, 1)
-
-
-def test_new_process_replaces_only_the_dead_one():
-    """A process without batches is idle from the start, whatever happens to others."""
-    idle = DeviceIdle(0.0)
-    idle.ran(7, 0.0, 10.0)
-    idle.ran(9, 50.0, 60.0)
-
-    assert 40.0 + 60.0 == idle.seconds(60.0, {}, 2)
-    assert 50.0 + 70.0 == idle.seconds(70.0, {}, 2)
-
-
-def test_pool_that_shrinks_and_grows():
-    """A removed process is not idle, and an added one counts from the last reading."""
-    idle = DeviceIdle(0.0)
-
-    assert 20.0 == idle.seconds(10.0, {}, 2)
-    assert 30.0 == idle.seconds(20.0, {}, 1)
-    assert 40.0 == idle.seconds(30.0, {}, 1)
-
-    idle.ran(9, 35.0, 36.0)
-
-    assert 40.0 + 20.0 - 1.0 == idle.seconds(40.0, {}, 2)
-
-
 def test_overlapping_calls_of_a_process_count_once():
     """On the threads pool the time of a short call within a long one counts once."""
     idle = DeviceIdle(0.0)
@@ -323,15 +217,6 @@ def test_overlapping_calls_of_a_process_count_once():
     idle.ran(7, 1.0, 5.0)
 
     assert 2.0 + 5.0 == idle.seconds(10.0, {}, 1)
-
-
-def test_lost_batch_leaves_the_idle_time_before_it():
-    """A process that dies at its first batch after a quiet night was idle that night."""
-    lost = {"end": End.LOST, "outcomes": {RequestEnd.AGAIN: 2}, "waits": [], "work": Work()}
-    meter = Meter(0.0)
-    meter.add(report(**lost, taken=(30.0, 32.0)))
-
-    assert 30.0 + 68.0 == meter.idle.seconds(100.0, {}, 1)
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), SECONDS, SECONDS), max_size=30))

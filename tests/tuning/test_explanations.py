@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from celery_batch.formatting import figure
 from celery_batch.tuning.curve import Curve, Point
 from celery_batch.tuning.explanations import (
     about_messages,
     about_scatter,
     about_size,
     about_target,
-    about_wait,
 )
 from celery_batch.tuning.propose import propose
 
@@ -23,15 +21,6 @@ def curve(*, fixed=0.01, each=0.001, scatter=1.0, cap="", overhead=0.0):
         usual = fixed + each * size
         points.append(Point(size, (usual, usual, usual * scatter)))
     return Curve(tuple(points), cap, overhead)
-
-
-def test_a_target_that_is_met_is_explained_with_the_forecast():
-    """With rate, latencies and batch size."""
-    measured = curve()
-    text = about_target(measured, propose(measured, 0.2, rate=50))
-
-    assert text.startswith("At 50 requests a second: half of them within ")
-    assert "the model busy for" in text
 
 
 def test_too_many_requests_need_more_processes():
@@ -62,23 +51,6 @@ def test_a_target_hardly_longer_than_the_model_is_explained():
     assert "or a target of 22 ms or more." in text
 
 
-def test_the_size_is_compared_with_smaller_and_larger_ones():
-    """With batches of one, unless that is it, and with the next size that was measured."""
-    measured = curve(fixed=0.0, each=0.01)
-    small = about_size(measured, propose(measured, 0.1, rate=20))
-    growing = curve(cap="a batch of 128 does not fit into memory (no)")
-    large = about_size(growing, propose(growing, 5.0, rate=20))
-
-    assert small.startswith("With up to 1 in a batch one process completes ")
-    assert "one by one" not in small
-    assert ". With up to 4 it would be" in small
-    assert "; one by one it would be" in large
-    assert large.startswith("With up to 64 in a batch one process completes ")
-    assert large.endswith(
-        "It was not measured further: a batch of 128 does not fit into memory (no)."
-    )
-
-
 def test_the_smallest_cost_is_no_single_item():
     """Where cost limits batches, or none of one was measured, the smallest limit is named."""
     larger = Curve(curve().points[1:])
@@ -86,15 +58,6 @@ def test_the_smallest_cost_is_no_single_item():
 
     assert "with up to 4 it would be" in text
     assert "one by one" not in text
-
-
-def test_waits_are_explained_with_the_longest_time():
-    """Of an idle process, and under load."""
-    measured = curve(fixed=0.01, each=0.0001)
-    proposal = propose(measured, 1.0, rate=1000)
-    full = figure(2 * measured.seconds(proposal.chosen.policy.max_batch_size))
-
-    assert f"runs in the next, which ends after {full}." in about_wait(measured, proposal)
 
 
 def test_times_that_vary_are_noted():

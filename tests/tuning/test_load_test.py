@@ -78,23 +78,12 @@ def test_a_quantile_is_one_of_the_numbers(share, number):
     assert quantile(range(1, 101), share) == number
 
 
-def test_a_quantile_of_one_number_is_that():
-    """Whatever the share."""
-    assert {quantile([7], share) for share in (0, 0.5, 0.99, 1)} == {7}
-
-
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=50))
 def test_each_batch_counts_once(batches):
     """Although each of its requests says its size."""
     said = [size for size in batches for _ in range(size)]
 
     assert mean_batch_size([*said, None, 0]) == pytest.approx(sum(batches) / len(batches))
-
-
-def test_no_batch_has_no_mean():
-    """Where no worker says how large its batches were, or all came from the cache."""
-    assert mean_batch_size([]) is None
-    assert mean_batch_size([None, 0]) is None
 
 
 def test_latency_counts_from_when_a_request_was_to_be_sent():
