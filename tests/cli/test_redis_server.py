@@ -7,7 +7,6 @@ import socket
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import redis
@@ -19,15 +18,6 @@ from celery_batch.processes import redis_server
 from celery_batch.processes.managed_process import ServerFailed
 from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from tests.services.servers.ports import quiet_port
-
-#: A parent that starts a Redis and lives on.
-PARENT = """
-import time
-from celery_batch.processes.redis_server import RedisServer
-with RedisServer() as server:
-    print(server.directory, flush=True)
-    time.sleep(600)
-"""
 
 #: A stock Celery program that sends a task and reads a result back.
 USER = """
@@ -120,20 +110,6 @@ def test_private_by_default():
 
     assert settings == ["0", "no", ""]
     assert modes == [0o700, 0o700]
-
-
-@needs_redis
-def test_stop_leaves_nothing(watch):
-    """When `stop` returns, the server is gone and so is its temporary folder."""
-    server = RedisServer()
-    server.start()
-    directory, connection = server.directory, watch(server.directory)
-    server.stop()
-    ending = connection.recv(1)
-
-    assert ending == b""
-    assert not directory.exists()
-    assert repr(server) == "<RedisServer in None, stopped>"
 
 
 @needs_redis
@@ -248,17 +224,3 @@ def test_unstarted_server_has_no_url():
         _ = RedisServer().url
     with pytest.raises(ConfigurationError, match=r"call start\(\) first"):
         _ = RedisServer().child
-
-
-@needs_redis
-def test_killed_parent_takes_redis_along(watch, vanishes):
-    """SIGKILL of the parent ends Redis within a second or so and removes its folder."""
-    command = [sys.executable, "-c", PARENT]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        directory = Path(parent.stdout.readline().strip())
-        connection = watch(directory)
-        parent.kill()
-        ending = connection.recv(1)
-
-    assert ending == b""
-    assert vanishes(directory)

@@ -20,24 +20,6 @@ def measured(*measurements: tuple[float, int, int]) -> Depth:
     return depth
 
 
-def test_admitted_items_count_before_the_first_measurement() -> None:
-    """A process without a measurement admits as many items as may wait, and no more."""
-    depth = Depth()
-    depth.note_call(5.0)
-    depth.admit(7, 10, 5.0)
-
-    assert 7 == depth.admit(4, 10, 5.0)
-    assert depth.admit(3, 10, 5.0) is None
-
-
-def test_what_was_sent_since_the_measurement_counts() -> None:
-    """What this process has admitted after a measurement is added to it."""
-    depth = measured((1.0, 7, 100))
-    depth.admit(5, 12, 1.01)
-
-    assert 12 == depth.waiting(1.01)
-
-
 def test_calls_that_wait_too_long_for_a_measurement_are_admitted() -> None:
     """If no measurement comes for long although calls need one, the depth is not known."""
     depth = measured((1.0, 7, 0))
@@ -46,17 +28,6 @@ def test_calls_that_wait_too_long_for_a_measurement_are_admitted() -> None:
 
     assert 7 == depth.waiting(9.0 + FRESH)
     assert depth.waiting(9.01 + FRESH) is None
-
-
-def test_a_measurement_that_fails_admits_all() -> None:
-    """After a failed measurement no call is refused; the next measurement counts again."""
-    depth = measured((1.0, 7, 0))
-    depth.is_unknown = True
-    unknown = depth.admit(100, 10, 1.1)
-    depth.settle(100, 100)
-    depth.record(9, depth.settled, 1.2)
-
-    assert (None, 9) == (unknown, depth.waiting(1.2))
 
 
 def test_a_broker_that_cannot_be_reached_leaves_the_limit_standing() -> None:
@@ -99,15 +70,6 @@ def test_what_a_measurement_may_have_missed_counts() -> None:
     assert (10, 0) == (missed, depth.waiting(0.2))
 
 
-def test_nothing_counts_twice() -> None:
-    """What may be both measured and on its way counts no more than it did before."""
-    depth = Depth()
-    depth.admit(10, 10, 0.0)
-    depth.record(10, Settled(), 0.1)
-
-    assert 10 == depth.waiting(0.1)
-
-
 def test_the_rate_is_what_left_between_measurements() -> None:
     """What was sent and is not there any more has left."""
     depth = measured(*[(second / 20, 50, 5 * second) for second in range(400)])
@@ -143,13 +105,6 @@ def test_the_time_to_retry_follows_from_the_rate() -> None:
     assert 2.0 == pytest.approx(depth.seconds_until(200), rel=0.01)
     assert (0.05, 60.0) == (depth.seconds_until(1), depth.seconds_until(1e6))
     assert 1.0 == Depth().seconds_until(10)
-
-
-def test_a_pause_begins_the_rate_anew() -> None:
-    """After a time without measurements, the rate is not known."""
-    depth = measured((0.0, 50, 0), (0.1, 0, 0), (5.0, 0, 0))
-
-    assert 0.0 == depth.rate
 
 
 def test_a_chunk_is_many_items_and_one_message() -> None:

@@ -108,31 +108,11 @@ def test_forward_takes_a_list():
     assert [2] == model._handle.sizes
 
 
-def test_errors_before_and_after_the_model_are_one_requests_alone():
-    """What preprocess or postprocess refuse is left out, and the rest goes on as one list."""
-    model = loaded(Listed)
-
-    first, second, third = outcomes(model, "text", 4, 5)
-
-    assert first.startswith("TypeError")
-    assert "ValueError('no eights')" == second
-    assert {"result": 10} == third
-    assert [2] == model._handle.sizes
-
-
 def test_a_list_that_fails_is_tried_in_parts_as_it_came():
     """Halves start from what the clients have sent, whatever the first try did to it."""
     assert [{"result": 2}, "ArithmeticError('13')", {"result": 6}] == outcomes(
         loaded(Listed), 1, 13, 3
     )
-
-
-def test_a_batch_of_refused_requests_never_reaches_the_model():
-    """Forward is not called with an empty list."""
-    model = loaded(Listed)
-    outcomes(model, "a", "b")
-
-    assert [] == model._handle.sizes
 
 
 @pytest.mark.parametrize(
@@ -145,14 +125,6 @@ def test_forward_must_return_one_output_for_each(outputs):
 
     with pytest.raises(WrongResultCount, match=r"Short\.forward returned .* for a list of 2"):
         model.predict([envelope(1), envelope(2)])
-
-
-def test_an_exception_among_the_outputs_is_one_requests():
-    """It takes the place of that request's answer."""
-    model = loaded(Short)
-    model._handle.outputs = lambda batch: [batch[0], KeyError("second")]
-
-    assert [envelope(1), "KeyError('second')"] == outcomes(model, 1, 2)
 
 
 def test_easy_serves_handles_answer_one_by_one_with_a_warning(caplog):

@@ -7,7 +7,6 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ import pytest
 from celery_batch.processes.redis_server import find_redis_server
 from tests.conftest import need
 from tests.webapp.promised import Load, Server, Setup, quick_request, request
-from tests.webapp.promised_tasks import BATCH, CAPACITY, HOLD, SECONDS, SEEN
+from tests.webapp.promised_tasks import BATCH, CAPACITY, SECONDS, SEEN
 
 #: FastAPI in each run, the other servers in the thorough one.
 THOROUGH = pytest.mark.thorough("the web apps' promises on all servers and at full size")
@@ -44,50 +43,6 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     yield setup
     setup.close()
     shutil.rmtree(folder)
-
-
-@each_server
-def test_nothing_is_left_at_the_deadline(
-    setup: Setup, kind: str, capsys: pytest.CaptureFixture[str]
-):
-    """Without a worker a request ends at its deadline, and a later worker runs nothing of it."""
-    server = setup.server(kind)
-    setup.stop_worker()
-    with server.gone(request("gone", "gone", timeout=2.0)):
-        setup.until(setup.queued, "a request that is sent", server.child)
-    load = server.in_turn(BATCH, [request(f"late {n}", timeout=2.0) for n in range(BATCH)])
-    setup.worker  # noqa: B018 (starts it)
-    after = server.predict("after")
-    say(capsys, f"{kind}, no worker, a deadline of 2 s: {load}; run later: {setup.seen()}")
-
-    assert load.counts.keys() <= {503, 504}
-    assert load.is_helpful
-    assert load.slowest < 2.0 + SLACK
-    assert 200 == after.status
-    assert ["after"] == setup.seen()
-
-
-def test_a_client_that_goes_costs_the_model_nothing(
-    setup: Setup, capsys: pytest.CaptureFixture[str]
-):
-    """What still waits for a client that disconnects never runs on a worker that is busy."""
-    server, worker = setup.server("fastapi"), setup.worker
-    setup.client.delete(SEEN)
-    with ThreadPoolExecutor(2) as clients:
-        running = clients.submit(server.predict, HOLD)
-        setup.until(setup.seen, "a busy model", worker)
-        ready = clients.submit(server.predict, *["ready"] * BATCH)
-        setup.until(lambda: has(setup, running=2, waiting=0), "a batch that waits", worker)
-        with server.gone(request("gone", "gone")):
-            setup.until(lambda: has(setup, running=2, waiting=2), "what is revoked", worker)
-        setup.until(lambda: len(setup.ask("revoked")) >= 2, "a revoke", worker)
-        setup.let_go()
-        assert [200, 200] == [running.result().status, ready.result().status]
-    after = server.predict("after")
-    say(capsys, f"fastapi, 2 items of a client that disconnects; run: {setup.seen()}")
-
-    assert 200 == after.status
-    assert [HOLD, *["ready"] * BATCH, "after"] == setup.seen()
 
 
 def has(setup: Setup, **numbers: int) -> bool:

@@ -23,7 +23,6 @@ from celery_batch.client.publish import aio, buffer
 from celery_batch.client.publish.aio import apply_async
 from celery_batch.client.publish.publisher import Publisher
 from celery_batch.client.results.listener import listener_for
-from celery_batch.client.results.result import BatchResult
 from celery_batch.processes.redis_server import RedisServer
 from tests.client.conftest import Sender
 from tests.services.eventually import eventually
@@ -345,19 +344,6 @@ def test_a_changed_setting_holds_from_the_next_call(sender: Callable[..., Sender
         here.task.delay("a")
 
     assert ["first"] == list(here.taken())
-
-
-def test_a_groups_members_are_told_to_us(sender: Callable[..., Sender]) -> None:
-    """A group's messages name our channel, and its results are those that hear of it."""
-    here = warmed(sender())
-    for _ in range(2):
-        result = group(here.task.s(str(number)) for number in range(3)).apply_async()
-        messages = here.taken()["celery"]
-
-        assert [listener_for(here.app).channel] * 3 == [
-            message["headers"]["batch_reply"] for message in messages
-        ]
-        assert all(isinstance(each, BatchResult) and each.is_received for each in result)
 
 
 @pytest.mark.parametrize("limit", [None, 0, 1])

@@ -92,19 +92,6 @@ def test_one_listener_for_all_threads(background: FakeWorker):
     assert [1] == list(background.subscribers().values())
 
 
-def test_results_cost_no_subscription(background: FakeWorker):
-    """Waiting for many results takes the one channel only."""
-    results = background.ask_many(20)
-    with ThreadPoolExecutor(20) as pool:
-        answers = [pool.submit(result.get, 10) for result in results]
-        channels = background.subscribers()
-        for n, result in enumerate(results):
-            background.answer(result, n)
-
-    assert list(range(20)) == [answer.result() for answer in answers]
-    assert {background.listener.channel: 1} == channels
-
-
 @pytest.mark.parametrize(
     "conf",
     [{"batch_bulk": False}, {"result_backend": "cache+memory://"}, {"result_backend": "rpc://"}],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,47 +19,6 @@ def notified(number: int) -> list[PendingResult]:
     """Return some pending results that a worker notifies us of."""
     registry = PendingResults(None)
     return [registry.expect_new(str(n)) for n in range(number)]
-
-
-def test_oldest_is_polled_first():
-    """What has waited longest comes first, at most so many at once."""
-    schedule = PollSchedule()
-    some = notified(5)
-    for n, pending in enumerate(some):
-        schedule.add(pending, (n + 1) / 10)
-
-    assert some[:2] == schedule.take(now=0.45, limit=2)
-    assert some[2:4] == schedule.take(now=0.45, limit=10)
-    assert [] == schedule.take(now=0.45, limit=10)
-    assert 0.5 == schedule.next_due()
-
-
-def test_nothing_is_due_where_nothing_is_awaited():
-    """An empty schedule never asks for a poll."""
-    assert math.inf == PollSchedule().next_due()
-    assert not PollSchedule()
-
-
-def test_polled_result_comes_last():
-    """After a poll, a result waits its interval behind all others, even if it waited already."""
-    schedule = PollSchedule()
-    first, second = notified(2)
-    schedule.add(first, 0.1)
-    schedule.add(second, 0.5)
-    polled = schedule.take(now=0.2, limit=10)
-
-    assert [first] == polled
-    assert [second, first] == schedule.take(now=0.2 + POLL_NOTIFIED, limit=10)
-
-
-def test_second_waiter_does_not_put_off_the_first():
-    """A result that is due keeps its time when another thread begins to wait for it."""
-    schedule = PollSchedule()
-    (pending,) = notified(1)
-    schedule.add(pending, 1.0)
-    schedule.add(pending, 5.0)
-
-    assert [pending] == schedule.take(now=1.0, limit=10)
 
 
 def test_urgent_result_is_polled_once_at_once():

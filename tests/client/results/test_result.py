@@ -566,20 +566,6 @@ def test_many_threads_wait(background: FakeWorker):
         assert [(n, "all") for n in range(64)] == [answer.result() for answer in answers]
 
 
-def test_two_results_of_one_task_both_hear(background: FakeWorker):
-    """Results made of one id, before or after it was asked for, are all told."""
-    before = BatchResult("one", app=background.app)
-    asked = BatchResult("one", app=background.app)
-    asked.pending_result = background.listener.registry.expect(asked.pending_result)
-    after = BatchResult("one", app=background.app)
-    with ThreadPoolExecutor(3) as pool:
-        answers = [pool.submit(each.get, SOON) for each in (before, asked, after)]
-        background.answer(asked, 1)
-
-        assert [1, 1, 1] == [answer.result() for answer in answers]
-    assert "celery-task-meta-one" not in background.subscribers()
-
-
 def test_eager_result_is_another_class(background: FakeWorker):
     """What a task returns when it runs at once is Celery's, and is no result of ours."""
     assert not issubclass(BatchResult, EagerResult)
