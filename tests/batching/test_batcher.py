@@ -288,7 +288,12 @@ def test_suspect_goes_first_and_alone():
     batcher.add(Request("b", arrived=1.0))
 
     assert (3, True, 0.5) == (len(batcher), batcher.is_full, batcher.oldest)
-    assert (["suspect"], Reason.ALONE) == _named(batcher.next(now=1.0, full_only=True))
+
+    suspect = batcher.next(now=1.0, full_only=True)
+
+    assert (["suspect"], Reason.ALONE) == _named(suspect)
+    assert isinstance(suspect, Batch)
+    assert suspect.is_suspect
     assert (["a", "b"], Reason.FULL) == _named(batcher.next(now=1.0))
 
 
