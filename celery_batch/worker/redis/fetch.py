@@ -291,10 +291,10 @@ class BulkFetch:
         if not found:
             self._lists.ahead.update(dict.fromkeys(self._fetched.queues, 0))
             return []
-        lengths, texts, left, workers, blocked = found
+        lengths, joined, left, workers, blocked = found
         self._note_left(map(int, left.split()), workers)
         self._note_blocked(blocked)
-        return self._parse(lengths, texts)
+        return self._parse(lengths, joined)
 
     def _note_left(self, left: Iterable[int], workers: int) -> None:
         """Note this worker's part of what is left in the queues that were read."""
@@ -312,8 +312,8 @@ class BulkFetch:
                 self._blocked_at = self._fetched_at
             lists.blocked |= {self._fetched.lists[int(place) - 1] for place in places.split()}
 
-    def _parse(self, lengths: bytes, texts: bytes) -> list[tuple[str, str, bytes]]:
-        numbers, end, found = map(int, lengths.split()), 0, []
+    def _parse(self, lengths: bytes, joined: list[bytes]) -> list[tuple[str, str, bytes]]:
+        numbers, texts, end, found = map(int, lengths.split()), b"".join(joined), 0, []
         for at, in_tag, in_message in zip(numbers, numbers, numbers, strict=True):
             start, end = end + in_tag, end + in_tag + in_message
             tag = texts[start - in_tag : start].decode()

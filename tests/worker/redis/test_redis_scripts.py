@@ -41,8 +41,8 @@ def fetch(client: Redis, *messages: str, most: int = 10) -> list[str]:
     if messages:
         client.lpush("letters", *messages)
     found = client.eval(script("fetch"), 7, *RECORDS, "letters", most, "me", "alive", 10_000)
-    about, texts = (each.decode() for each in found[:2])
-    numbers, handed_out = iter(map(int, about.split())), []
+    numbers, handed_out = iter(map(int, found[0].split())), []
+    texts = b"".join(found[1]).decode()
     for _, in_tag, in_message in zip(numbers, numbers, numbers, strict=True):
         handed_out.append(texts[in_tag : in_tag + in_message])
         texts = texts[in_tag + in_message :]
@@ -151,7 +151,7 @@ def fetch_limited(client: Redis, *lists: str, ordinary: int | str) -> tuple[list
         10, "me", "alive", 10_000, "", ordinary, "\nbatch\nsecond\n",
     )  # fmt: skip
     numbers, tags = iter(map(int, found[0].split())), []
-    texts = found[1].decode()
+    texts = b"".join(found[1]).decode()
     for _, in_tag, in_message in zip(numbers, numbers, numbers, strict=True):
         tags.append(texts[:in_tag])
         texts = texts[in_tag + in_message :]

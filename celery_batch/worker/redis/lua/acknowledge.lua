@@ -18,8 +18,15 @@ for first = 1, #acknowledged, 1000 do
   redis.call('ZREM', KEYS[1], unpack(acknowledged, first, last))
   for i = 2, 4 do redis.call('HDEL', KEYS[i], unpack(acknowledged, first, last)) end
 end
-for _, tag in ipairs(split(ARGV[2])) do
-  if redis.call('HEXISTS', KEYS[4], tag) == 1 then
-    redis.call('HSET', KEYS[4], tag, '1')
+local running = split(ARGV[2])
+for first = 1, #running, 1000 do
+  local last = math.min(first + 999, #running)
+  local held, marks = redis.call('HMGET', KEYS[4], unpack(running, first, last)), {}
+  for i, mark in ipairs(held) do
+    if mark then
+      marks[#marks + 1] = running[first + i - 1]
+      marks[#marks + 1] = '1'
+    end
   end
+  if #marks > 0 then redis.call('HSET', KEYS[4], unpack(marks)) end
 end

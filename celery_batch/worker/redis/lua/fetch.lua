@@ -6,11 +6,11 @@
 --       5 most messages of each of the first lists, with spaces between the numbers,
 --       6 most messages of ordinary tasks ("" for any number),
 --       7 the names of all batch tasks, each between line breaks
--- Returns  nothing; or two strings, which are parsed faster than many: three numbers for each
---          message (of its list, from 1; length of its tag, 0 if it is not recorded; its own
---          length), and all tags and messages, one after the other; how many messages are left
---          in each list, with spaces between the numbers; how many workers hold messages; and
---          the numbers of the lists whose next message is one ordinary task's too many
+-- Returns  nothing; or three numbers for each message (of its list, from 1; length of its tag,
+--          0 if it is not recorded; its own length); all tags and messages, one after the other,
+--          in a few strings; how many messages are left in each list, with spaces between the
+--          numbers; how many workers hold messages; and the numbers of the lists whose next
+--          message is one ordinary task's too many
 
 -- Where the delivery information of a message begins as kombu writes it, and what it is.
 -- Quotes within values are escaped, so the words stand for names here.
@@ -70,6 +70,20 @@ local function is_ordinary(message)
   return name and not string.find(ARGV[7], '\n' .. name .. '\n', 1, true)
 end
 
+-- Joins eight strings to one each time, as few strings are parsed faster than many.
+--
+-- Redis' Lua reads each string that it makes to the end once more, for its hash.  table.concat
+-- makes many on the way to a long one.
+local function join(p)
+  while #p % 8 > 0 do p[#p + 1] = '' end
+  local joined = {}
+  for i = 1, #p, 8 do
+    joined[#joined + 1] = p[i] .. p[i + 1] .. p[i + 2] .. p[i + 3]
+      .. p[i + 4] .. p[i + 5] .. p[i + 6] .. p[i + 7]
+  end
+  return joined
+end
+
 local found, lengths, wanted, size = {}, {}, tonumber(ARGV[1]), 0
 local times, entries, owners, flags = {}, {}, {}, {}
 local most, ordinary, blocked = {}, tonumber(ARGV[6] or ''), {}
@@ -124,6 +138,6 @@ local left = {}
 for i = 7, #KEYS do left[i - 6] = redis.call('LLEN', KEYS[i]) end
 local workers = math.max(redis.call('ZCARD', KEYS[5]), 1)
 return {
-  table.concat(lengths, ' '), table.concat(found), table.concat(left, ' '), workers,
+  table.concat(lengths, ' '), join(found), table.concat(left, ' '), workers,
   table.concat(blocked, ' '),
 }
