@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from importlib import import_module
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery import Celery, Task, signals
@@ -418,6 +419,10 @@ class BatchTask(ChunkCalls, ClientMethods):
         return tuple(bound.arguments.values())
 
 
+#: The models and options of which the tasks of each app were made, by the names of the tasks.
+_made: WeakKeyDictionary[Celery, dict[str, tuple[str, dict[str, Any]]]] = WeakKeyDictionary()
+
+
 def add_bootsteps(app: Any) -> None:
     """Add what workers need for batch tasks."""
     app.steps["worker"].add("celery_batch.worker.bootsteps:BatchWorker")
@@ -454,6 +459,7 @@ def model_task(
                 f"{name}: {model.__qualname__}.{stage} is an async function, which cannot run in"
                 f" Celery's pool; write it with def"
             )
+    _refuse_another(app, name, model, options)
     _keep_key_names(name, model, options.get("batch_by"))
 
     check_stages(model)
@@ -467,6 +473,18 @@ def model_task(
     predict.__module__ = model.__module__
     predict.__qualname__ = f"{model.__qualname__}.predict"
     return app.task(base=base, name=name, model=model, _stages=stages, **options)(predict)
+
+
+def _refuse_another(app: Celery, name: str, model: type[Model], options: dict[str, Any]) -> None:
+    """Refuse a second task of one name: Celery would return the first, with its options."""
+    values = {key: callable(value) or repr(value) for key, value in options.items()}
+    made = (f"{model.__module__}.{model.__qualname__}", values)
+    first = _made.setdefault(app, {}).setdefault(name, made)
+    if made != first:
+        raise ConfigurationError(
+            f"{name}: {first[0]}.as_task has made a task of this name, which Celery would return,"
+            f" with its options; give this one a name of its own, as in as_task(app, name=...)"
+        )
 
 
 def _keep_key_names(name: str, model: type[Model], batch_by: Any) -> None:

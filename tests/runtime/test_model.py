@@ -64,6 +64,28 @@ def test_task_without_a_name_is_called_as_its_class(app: Celery):
     assert Shouting is app.tasks[task.name].model
 
 
+def test_a_second_task_of_a_model_needs_a_name_of_its_own(app: Celery):
+    """Celery would return the first task, without the second's options: an error says so."""
+    Shouting.as_task(app, max_batch_size=4)
+    Shouting.as_task(app, max_batch_size=4)  # as when a module is imported again
+    with pytest.raises(ConfigurationError, match=r"made a task of this name.*give this one a name"):
+        Shouting.as_task(app, max_batch_size=64)
+    large = Shouting.as_task(app, name="shop.large", max_batch_size=64)
+
+    assert 64 == large.max_batch_size
+
+
+def test_two_models_cannot_have_one_name(app: Celery):
+    """The task of the second model would run the first."""
+
+    class Whispering(Shouting):
+        pass
+
+    Shouting.as_task(app, name="shop.say")
+    with pytest.raises(ConfigurationError, match=r"Shouting\.as_task has made a task of this name"):
+        Whispering.as_task(app, name="shop.say")
+
+
 def test_pydantic_is_refused_whether_installed_or_not(app: Celery):
     """The error does not suggest an installation that would not help."""
     with pytest.raises(ConfigurationError, match=r"^shop.shout: pydantic=True .*; leave it out"):
