@@ -253,11 +253,12 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 2.0
 _ATTEMPTS_FOR_ONE = 15
 
 
-def reconnect_soon(consumer: Any) -> None:
+def reconnect_soon(consumer: Any, prepare: Callable[[Any], object]) -> None:
     """Have a consumer try every two seconds to connect, and give up after the same time."""
     connect = consumer.ensure_connected
 
     def ensure_connected(connection: Any) -> Any:
+        prepare(connection)
         connection.ensure_connection = partial(_connect_often, connection.ensure_connection)
         return connect(connection)
 

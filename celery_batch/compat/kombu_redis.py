@@ -8,11 +8,43 @@ from functools import partial
 from typing import Any
 
 from celery.utils.functional import noop
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ReadOnlyError, ResponseError
 
 from celery_batch.compat.kombu import open_channels
-from celery_batch.compat.redis import is_full
+from celery_batch.compat.redis import is_full, is_read_only
 
-__all__ = ["declare_while_full"]
+__all__ = ["declare_while_full", "refuse_replicas"]
+
+_READ_ONLY = (
+    "this Redis is a read-only replica, so it takes no messages: name the one that it follows"
+)
+
+
+def refuse_replicas(connection: Any) -> None:
+    """Have a connection take a read-only replica for a Redis that is not reached yet."""
+    establish = connection._establish_connection
+
+    def establish_writable() -> Any:
+        established = establish()
+        try:
+            if connection.transport.driver_type == "redis":
+                for channel in list(open_channels(connection)):
+                    _require_writable(channel)
+        except BaseException:
+            connection.transport.close_connection(established)
+            raise
+        return established
+
+    connection._establish_connection = establish_writable
+
+
+def _require_writable(channel: Any) -> None:
+    with channel.conn_or_acquire() as client, suppress(ResponseError):
+        try:
+            client.zrem(channel.unacked_index_key, "")  # which changes nothing
+        except ReadOnlyError as error:
+            raise RedisConnectionError(_READ_ONLY) from error
 
 
 def declare_while_full(
@@ -43,11 +75,11 @@ def _declare_while_full(channel: Any, on_refused: Callable[[Callable[[], object]
 
 
 def _unless_full(channel: Any, call: Callable[[], object]) -> None:
-    """Call what kombu calls again each second; it logs a traceback each time that Redis is full."""
+    """Call what kombu calls again each second; it logs a traceback each time that Redis refuses."""
     try:
         call()
     except channel.ResponseError as error:
-        if not is_full(error):
+        if not (is_full(error) or is_read_only(error)):
             raise
 
 

@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from redis.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import OutOfMemoryError, ResponseError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_batch.compat.deadline import current_deadline
@@ -25,8 +25,10 @@ __all__ = [
     "abort_connections",
     "allow_connections",
     "descriptor_of",
+    "drop_connections",
     "get_connection",
     "is_full",
+    "is_read_only",
     "log_no_pushes",
     "packed",
     "read_reply",
@@ -222,6 +224,11 @@ def is_full(error: Exception) -> bool:
     return isinstance(error, OutOfMemoryError) or "OOM command" in str(error)
 
 
+def is_read_only(error: Exception) -> bool:
+    """Return whether Redis has refused a command as it is a replica."""
+    return isinstance(error, ReadOnlyError) or "READONLY" in str(error)  # as above
+
+
 def descriptor_of(connection: Any) -> int:
     """Return the descriptor of a connection's socket, for an event loop."""
     return int(connection._sock.fileno())
@@ -273,10 +280,16 @@ def abort_connections(client: Any, before_refusal: Callable[[], object]) -> None
     # Kombu waits for a reply without limit: a worker that is told to stop would wait for a frozen
     # Redis.  Other workers take its messages when its lease is over.
     global _silent  # noqa: PLW0603 (one Redis at most)
-    address = _address(client.connection_pool.connection_kwargs)
     if _silent is None:
+        address = _address(client.connection_pool.connection_kwargs)
         logger.warning("Redis does not answer, and this worker shuts down: it waits no longer")
         _silent = _Silent(address, threading.current_thread(), before_refusal)
+    drop_connections(client)
+
+
+def drop_connections(client: Any) -> None:
+    """Have the connections of this process to a client's Redis end, those in use as well."""
+    address = _address(client.connection_pool.connection_kwargs)
     for connection in _tracked():
         # The thread that reads from it closes it: that may be in the middle of a reply.
         open_socket = getattr(connection, "_sock", None)

@@ -31,6 +31,7 @@ from celery_batch.compat.celery import (
     release_starter,
 )
 from celery_batch.compat.fast_paths import FastPaths, PathState, states_in_words
+from celery_batch.compat.kombu_redis import refuse_replicas
 from celery_batch.config import LARGEST_BATCH, Settings, milliseconds_warnings, policy_of
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed
 from celery_batch.items.functions import item_key_of
@@ -238,7 +239,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
             worker, self.validator, self.scheduler, self.runtime_config
         )
         self._fast_paths = ""
-        reconnect_soon(consumer)
+        reconnect_soon(consumer, refuse_replicas)
 
     def start(self, consumer: Any) -> None:
         """Let batches leave."""

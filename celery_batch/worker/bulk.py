@@ -12,7 +12,7 @@ from typing import Any
 from celery import bootsteps
 from celery.utils.functional import noop
 from celery.worker.state import maybe_shutdown
-from redis.exceptions import NoPermissionError, OutOfMemoryError, ResponseError
+from redis.exceptions import NoPermissionError, OutOfMemoryError, ReadOnlyError, ResponseError
 
 from celery_batch.compat.celery import on_eta
 from celery_batch.compat.fast_paths import FastPaths, PathState
@@ -65,8 +65,8 @@ class BulkPath:
         self._has_left = False
         self._connect = consumer.connection_for_read
         consumer.connection_for_read = self._connect_for_read
-        # What a full Redis refuses is tried again, as after a lost connection.
-        consumer.connection_errors += (OutOfMemoryError,)
+        # What a full Redis refuses, or one that was demoted, is tried again on a new connection.
+        consumer.connection_errors += (OutOfMemoryError, ReadOnlyError)
         self._is_full = False
 
     def open(self) -> None:

@@ -33,9 +33,10 @@ from celery.utils.functional import noop
 from kombu.transport import virtual
 from kombu.utils.json import dumps
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
 from celery_batch.compat.kombu import BlockingPop, drop_raw_message, raw_message, redis_list
+from celery_batch.compat.redis import is_read_only
 from celery_batch.worker.intake.validation import MessageValidator
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.redis.scripts import script
@@ -321,6 +322,8 @@ class BulkFetch:
         return found
 
     def _handle_refusal(self, error: ResponseError) -> None:
+        if is_read_only(error):  # a replica by now: the next connection may find another
+            raise ReadOnlyError(str(error)) from error
         if isinstance(error, NoScriptError):
             self._sha = self._lease.client.script_load(script("fetch"))
         elif not self._is_refused:

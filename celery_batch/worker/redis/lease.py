@@ -25,7 +25,13 @@ from redis import Redis
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_batch.compat.redis import abort_connections, allow_connections, track_connections
+from celery_batch.compat.redis import (
+    abort_connections,
+    allow_connections,
+    drop_connections,
+    is_read_only,
+    track_connections,
+)
 from celery_batch.worker.redis.owner import (
     Keys,
     boottime,
@@ -221,6 +227,8 @@ class Lease:
     def _note_outage(self, error: Exception) -> None:
         # After an outage of Redis all workers have the length of a lease to reconnect.
         self._expiry_counts_from = boottime() + self._seconds
+        if is_read_only(error):  # the worker connects again, perhaps to another Redis
+            drop_connections(self.client)
         if self._has_outage:  # one slow command alone does not mean that Redis is frozen
             self._stop_without_redis(error)
         if self._has_outage or self._stopped.is_set():

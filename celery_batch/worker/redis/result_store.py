@@ -19,7 +19,7 @@ from celery.backends.redis import RedisBackend
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
 from celery_batch.compat.older_celery import expiry_of_result
-from celery_batch.compat.redis import is_full
+from celery_batch.compat.redis import is_full, is_read_only
 from celery_batch.protocol import (
     LARGEST_PAYLOAD,
     LARGEST_VALUE,
@@ -118,6 +118,8 @@ class RedisStore:
         try:
             self._run_script(piece)
         except ResponseError as error:
+            if is_read_only(error):  # the next try connects anew, perhaps to another Redis
+                self._backend.client.connection_pool.disconnect()
             _raise_temporary(error)
             self._write_without_script(piece)
             self._note_failure(error)
@@ -243,7 +245,7 @@ def _raise_temporary(error: ResponseError) -> None:
         raise error
     if is_full(error):
         raise OutOfMemoryError(str(error)) from error
-    if "READONLY" in str(error):
+    if is_read_only(error):
         raise ReadOnlyError(str(error)) from error
 
 
