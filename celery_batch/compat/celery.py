@@ -25,7 +25,9 @@ from celery.worker import request as celery_request
 from celery.worker.consumer import Consumer
 from celery.worker.consumer.tasks import Tasks
 from celery.worker.pidbox import Pidbox
+from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps
+from redis.exceptions import ResponseError
 
 from celery_batch.serialization.arrays import describe
 
@@ -234,8 +236,14 @@ def _reply(send: Callable[..., Any], data: dict[str, Any], **options: Any) -> No
     ((hostname, reply),) = data.items()
     if isinstance(reply, Future):
         reply.add_done_callback(lambda done: _send_later(send, {hostname: done.result()}, options))
-    else:
+        return
+    try:
         send(data, **options)
+    except OperationalError as error:
+        if not isinstance(error.__cause__, ResponseError):
+            raise
+        # Redis is full: else Celery would log a traceback, and close a connection that works.
+        logger.warning("Could not reply to a control command: %s", error)
 
 
 def _send_later(send: Callable[..., Any], data: dict[str, Any], options: dict[str, Any]) -> None:

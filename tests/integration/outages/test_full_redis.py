@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from kombu import Producer
 from redis import Redis
+from redis.exceptions import OutOfMemoryError
 
 from celery_batch.processes.redis_server import RedisServer
 from tests.services import setup as launching
@@ -70,3 +74,25 @@ def test_a_worker_connects_to_a_full_redis_again(full_setup: Setup, client: Redi
     assert 4 == full_setup.double.delay(2).get(timeout=60)
     assert "CRITICAL" not in worker.log
     assert "OutOfMemoryError" not in worker.log
+
+
+def test_a_reply_to_a_control_command_that_redis_refuses_is_one_line(
+    full_setup: Setup, client: Redis, monkeypatch: pytest.MonkeyPatch
+):
+    """Redis may be full by the time of the reply; whoever asked gets none, and may ask again."""
+    worker = full_setup.worker("-c", "1")
+    publish = Producer.publish
+
+    def publish_to_full(*args: Any, **options: Any) -> Any:
+        client.config_set("maxmemory", 1)
+        return publish(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Producer, "publish", publish_to_full)
+        with suppress(OutOfMemoryError):  # of what it asks after that
+            full_setup.app.control.broadcast("batch_status", reply=True, timeout=0.1)
+    await_log(worker, "Could not reply to a control command")
+    client.config_set("maxmemory", 0)
+
+    assert worker.status()
+    assert "Traceback" not in worker.log
