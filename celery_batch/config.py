@@ -73,7 +73,8 @@ SHARE_OPTION = "device_share"
 
 #: Most rows in one model call.  The tracers of a batch are nested, one stack frame or more each;
 #: Python 3.12 and 3.13 limit some of those frames, and the first 3.12 had a low limit.
-LARGEST_BATCH = 200 if (3, 12) <= sys.version_info < (3, 12, 10) else 1024
+_IS_EARLY_3_12 = (3, 12) <= sys.version_info < (3, 12, 10)
+LARGEST_BATCH = 200 if _IS_EARLY_3_12 else 1024
 
 #: The highest priority, a byte in AMQP.
 HIGHEST_PRIORITY = 255
@@ -270,8 +271,9 @@ def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolic
         hint = f" (of the setting {setting})" if setting else ""
         raise ConfigurationError(f"{task.name}.{error}{hint}") from None
     if policy.max_batch_size > LARGEST_BATCH and task.traces_items:
+        why = " on Python 3.12 before 3.12.10, 1024 on others" if _IS_EARLY_3_12 else ""
         raise ConfigurationError(
-            f"{task.name}.max_batch_size: at most {LARGEST_BATCH}, got"
+            f"{task.name}.max_batch_size: at most {LARGEST_BATCH}{why}, got"
             f" {policy.max_batch_size}; send lists as items if the model can take more at once"
         )
     return policy

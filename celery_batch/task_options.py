@@ -21,6 +21,7 @@ from celery.utils.time import rate
 from kombu.entity import Queue
 
 from celery_batch.batching.policy import require
+from celery_batch.call_options import readable_options
 from celery_batch.compat.older_celery import is_pydantic
 from celery_batch.config import HIGHEST_PRIORITY
 from celery_batch.errors import ConfigurationError
@@ -209,6 +210,8 @@ def check_celery_options(task: Any) -> None:
     require(priority is None or is_priority, f"{task.name}.priority", expected, priority)
     expected = 'a number of items, by the second, minute or hour, such as "100/m"'
     require(_is_rate(task.rate_limit), f"{task.name}.rate_limit", expected, task.rate_limit)
+    readable_options(task, {"compression": getattr(task, "compression", None)})
+    readable_options(task, {"expires": task.expires})
 
 
 def _is_rate(value: Any) -> bool:

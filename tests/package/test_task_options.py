@@ -167,6 +167,19 @@ class TestOptions:
         assert message.endswith(f", got {value!r}")
 
     @pytest.mark.parametrize(
+        ("option", "expected"),
+        [
+            ("compression", "a method that kombu knows, such as 'gzip'"),
+            ("expires", "seconds as a number, a datetime or its text in ISO 8601"),
+        ],
+    )
+    def test_celery_s_that_no_call_takes(self, app: Celery, option: str, expected: str):
+        """Each call would fail, by an error that names neither the task nor the option."""
+        message = refusal(lambda: make(app, name="shop.t", **{option: "zippy"}))
+
+        assert f"shop.t: {option}: must be {expected}, got 'zippy'" == message
+
+    @pytest.mark.parametrize(
         "options",
         [{"queue": "gpu"}, {"exchange": "e", "routing_key": "k"}, {"priority": 3}],
         ids=lambda options: next(iter(options)),
