@@ -69,6 +69,21 @@ def test_a_group_of_one_task_becomes_batches(shared: SharedSetup):
     assert len(shared.batches("double")) < 16
 
 
+@pytest.mark.parametrize("way", ["map", "starmap", "chunks"])
+def test_map_calls_the_function_item_by_item(shared: SharedSetup, way: str):
+    """Celery's task of a map calls the function in its own process, for one item after another."""
+    rows = [(n,) for n in range(4)]
+    mapped = {
+        "map": lambda: shared.double.map(range(4)),
+        "starmap": lambda: shared.double.starmap(rows),
+        "chunks": lambda: shared.double.chunks(rows, 4).group(),
+    }
+    answers = mapped[way]().apply_async().get(timeout=30)
+
+    assert [0, 2, 4, 6] == (answers[0] if way == "chunks" else answers)
+    assert [[0], [1], [2], [3]] == [fact["items"] for fact in shared.recall("double")]
+
+
 @pytest.mark.parametrize("body", ["total", "plain_total"])
 @pytest.mark.parametrize("head", ["double", "plain_add"])
 def test_a_chord_with_batch_tasks_as_header_and_body(shared: SharedSetup, head: str, body: str):
