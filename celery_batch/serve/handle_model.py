@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 
 from billiard.exceptions import SoftTimeLimitExceeded
 
-from celery_batch.errors import BatchError, ConfigurationError, MessageRefused, WrongResultCount
+from celery_batch.errors import BatchError, ConfigurationError, MessageRefused
 from celery_batch.formatting import did_you_mean
 from celery_batch.runtime.devices import require_seen, usable_cores
 from celery_batch.runtime.failures import is_device_broken
 from celery_batch.runtime.model import Model
+from celery_batch.runtime.outputs import checked
 from celery_batch.serve.envelope import opened
 from celery_batch.serve.handle import NO_GPU, Handle, registry
 
@@ -78,16 +79,8 @@ class HandleModel(Model):
 
     def _forward(self, inputs: list[Any]) -> Sequence[Any]:
         outputs = self._handle.forward(inputs)
-        if isinstance(outputs, (str, bytes, dict)) or not hasattr(outputs, "__len__"):
-            problem = f"a value of type {type(outputs).__name__}"
-        elif len(outputs) != len(inputs):
-            problem = f"{len(outputs)} outputs"
-        else:
-            return list(outputs)
-        raise WrongResultCount(
-            f"{type(self._handle).__qualname__}.forward returned {problem} for a list of"
-            f" {len(inputs)}; it must return one output for each, in order"
-        )
+        rows = list(outputs) if hasattr(outputs, "tolist") else outputs  # of an array: arrays
+        return checked(f"{type(self._handle).__qualname__}.forward", rows, len(inputs))
 
     def _each(self, step: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
         return list(self._threads.map(lambda value: _attempt(step, value), values))

@@ -123,7 +123,7 @@ def test_forward_must_return_one_output_for_each(outputs):
     model = loaded(Short)
     model._handle.outputs = outputs
 
-    with pytest.raises(WrongResultCount, match=r"Short\.forward returned .* for a list of 2"):
+    with pytest.raises(WrongResultCount, match=r"Short\.forward returned .* for a batch of 2"):
         model.predict([envelope(1), envelope(2)])
 
 
