@@ -40,14 +40,6 @@ def test_full_batch_leaves_at_once(batcher: Batcher[str]):
     assert 0 == len(batcher)
 
 
-def test_one_short_of_full_still_waits(batcher: Batcher[str]):
-    """A batch with room left waits for further requests."""
-    add(batcher, "ab", at=0.0)
-
-    assert Wait(0.5) == batcher.next(now=0.0)
-    assert 2 == len(batcher)
-
-
 def test_what_does_not_fit_stays_in_the_queue(batcher: Batcher[str]):
     """Many requests leave in full batches, oldest first; the rest waits."""
     add(batcher, "abcdefgh", at=0.0)
@@ -123,13 +115,6 @@ def test_oldest_request_bounds_the_wait(batcher: Batcher[str]):
     assert ("ab", Reason.TIMEOUT) == what_left(batcher.next(now=1.0))
 
 
-def test_wait_counts_from_arrival(batcher: Batcher[str]):
-    """A request that waited while all slots were busy leaves as soon as one is free."""
-    add(batcher, "a", at=0.0)
-
-    assert ("a", Reason.TIMEOUT) == what_left(batcher.next(now=60.0))
-
-
 def test_requests_left_behind_keep_their_own_arrival(batcher: Batcher[str]):
     """A request that a full batch left behind times out by its own age."""
     add(batcher, "abcd", at=0.0)
@@ -145,24 +130,6 @@ def test_max_wait_of_zero_takes_what_waits():
     add(batcher, "a", at=4.0)
 
     assert ("a", Reason.TIMEOUT) == what_left(batcher.next(now=4.0))
-
-
-def test_linger_of_zero_never_waits():
-    """With a linger of 0 a free slot never stays idle while a request waits."""
-    batcher = Batcher(BatchPolicy(max_batch_size=3, max_wait=1.0, linger=0))
-    add(batcher, "ab", at=4.0)
-
-    assert ("ab", Reason.IDLE) == what_left(batcher.next(now=4.0))
-
-
-def test_batches_of_one_leave_at_once():
-    """With a max_batch_size of 1 no request waits, and each runs alone."""
-    batcher = Batcher(BatchPolicy(max_batch_size=1))
-    add(batcher, "ab", at=0.0)
-
-    assert ("a", Reason.FULL) == what_left(batcher.next(now=0.0))
-    assert ("b", Reason.FULL) == what_left(batcher.next(now=0.0))
-    assert Wait(None) == batcher.next(now=0.0)
 
 
 def test_ahead_of_a_free_slot_only_full_batches_leave(batcher: Batcher[str]):
@@ -258,26 +225,6 @@ def test_restart_before_the_last_arrival_changes_nothing(batcher: Batcher[str]):
 
     assert Wait(0.25) == batcher.next(now=2.25)
     assert ("a", Reason.IDLE) == what_left(batcher.next(now=2.5))
-
-
-def test_clearing_returns_all_requests(batcher: Batcher[str]):
-    """All waiting requests are returned, oldest first, and removed."""
-    add(batcher, "ab", at=0.0)
-    left = batcher.clear()
-
-    assert [Request("a", 0.0), Request("b", 0.0)] == left
-    assert 0 == len(batcher)
-    assert Wait(None) == batcher.next(now=60.0)
-
-
-def test_oldest_is_the_arrival_of_the_first_request(batcher: Batcher[str]):
-    """It is None while no request waits."""
-    assert batcher.oldest is None
-
-    add(batcher, "a", at=1.0)
-    add(batcher, "b", at=2.0)
-
-    assert 1.0 == batcher.oldest
 
 
 def test_suspect_goes_first_and_alone():

@@ -98,24 +98,6 @@ def test_every_parameter_arrives_as_a_list(redis_shared: SharedSetup):
     assert ["a-b", "c-!", "d+e", "f-!"] == [result.get(timeout=30) for result in results]
 
 
-def test_retry_is_per_item(redis_shared: SharedSetup):
-    """An item that fails with a retryable error is tried again, by Celery's own rules."""
-    results = [redis_shared.flaky.delay(n) for n in range(5)]
-
-    assert list(range(5)) == [result.get(timeout=30) for result in results]
-    assert 10 == len(redis_shared.recall("flaky"))
-
-
-def test_eager_apply_and_direct_calls_are_batches_of_one(setup: Setup):
-    """Without a worker the task has the same single-item face."""
-    setup.app.conf.task_always_eager = True
-
-    assert 42 == setup.double(21)
-    assert 42 == setup.double.apply((21,)).get()
-    assert 42 == setup.double.delay(21).get()
-    assert "a+b" == setup.join.delay("a", "b", sep="+").get()
-
-
 def test_worker_of_another_queue_notices_nothing(setup: Setup):
     """A worker that serves none of the batch tasks keeps its prefetch and loads no model."""
     worker = setup.worker("-c", "1", "-Q", "other")

@@ -121,12 +121,6 @@ class Setup:
             process.kill()
         self.worker.wait(SOON)
 
-    def stop_worker(self) -> None:
-        """Have no worker, and nothing that it has left."""
-        if self._worker is not None:
-            self._worker.stop(grace=10)
-        self.client.flushall()
-
     def server(self, kind: str) -> Server:
         """Return a web app's server, ready."""
         if kind not in self._servers:

@@ -329,20 +329,6 @@ def test_results_that_were_there_all_along_are_not_waited_for(background: FakeWo
     assert time.monotonic() - began < 20.0  # 27 seconds by sweeps
 
 
-def test_lost_connection_is_made_again(background: FakeWorker):
-    """When Redis cuts the connection, waiting goes on, and later replies are heard."""
-    waiting, later = background.ask_many(2)
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(waiting.get)
-        assert background.redis.client_kill_filter(_type="pubsub") == 1
-        background.store(waiting, 1)
-        first = answer.result(SOON)
-    until_heard(background)
-    background.answer(later, 2)
-
-    assert [1, 2] == [first, later.get(timeout=SOON)]
-
-
 def test_restart_of_redis_while_waiting(tmp_path: Path):
     """Threads and coroutines that wait survive a Redis that goes and comes back."""
     with RedisServer(tmp_path / "redis") as server, FakeWorker(server) as background:
@@ -726,16 +712,3 @@ def test_who_waits_outlives_a_listener_that_may_not_begin_again(tmp_path: Path, 
         answer = waiting.answer()
 
     assert WAYS[way] == answer
-
-
-def test_who_waits_outlives_a_closed_listener(background: FakeWorker):
-    """Closing the listener leaves nobody waiting: what is awaited is looked for all the same."""
-    results = background.ask_many(2)
-    futures = [result.future() for result in results]
-    close_listener(background.app)
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(results[0].get)
-        for result in results:
-            background.store(result, 1)
-
-        assert [1, 1, 1] == [answer.result(SOON), *(future.result(SOON) for future in futures)]

@@ -10,11 +10,11 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from celery import Celery, states
+from celery import states
 from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import (
@@ -201,19 +201,6 @@ def test_get_inside_a_task_is_refused(background: FakeWorker):
     assert 1 == value
 
 
-def test_ignored_result_is_not_waited_for(background: FakeWorker):
-    """With ignore_result there is nothing to wait for."""
-    result = background.ask()
-    result.ignored = True
-
-    async def wait_for_it() -> Any:
-        """Await it."""
-        return await result
-
-    assert (None, None) == (result.get(), asyncio.run(wait_for_it()))
-    assert result.future().result(0) is None
-
-
 def test_state_before_the_end_is_asked_for(background: FakeWorker):
     """Until a task has ended its state is what is stored, as in Celery."""
     result = background.ask()
@@ -384,35 +371,6 @@ def test_error_before_it_in_a_chain_is_raised(background: FakeWorker):
         ends[0].get(timeout=0.05, follow_parents=False)
 
 
-def test_awaited_in_many_coroutines(background: FakeWorker):
-    """A thousand coroutines wait on one connection, each for its own result."""
-
-    async def everybody() -> list[Any]:
-        """Await all of them."""
-        results = background.ask_many(1000)
-
-        async def one(result: BatchResult) -> Any:
-            """Await one of them."""
-            return await result
-
-        waiting = [asyncio.create_task(one(result)) for result in results]
-        await asyncio.sleep(0)
-        for n, result in enumerate(results):
-            await asyncio.to_thread(background.app.backend.set, key(result), encoded(n))
-        for piece in range(0, 1000, 64):
-            background.notify(results[piece : piece + 64])
-        return await asyncio.gather(*waiting)
-
-    def key(result: BatchResult) -> bytes:
-        return background.app.backend.get_key_for_task(result.id)
-
-    def encoded(value: Any) -> Any:
-        backend = background.app.backend
-        return backend.encode(backend._get_result_meta(value, states.SUCCESS, None, None))
-
-    assert list(range(1000)) == asyncio.run(everybody())
-
-
 def test_cancelled_await_leaves_the_task_alone(background: FakeWorker):
     """Who gives up awaiting, by a timeout for example, can await again."""
     result = background.ask()
@@ -467,83 +425,6 @@ def test_result_of_another_process_can_be_awaited(background: FakeWorker):
 
     assert 1 == asyncio.run(wait_for_it())
     assert len(ticks) > 10
-
-
-@pytest.mark.parametrize("backend", ["cache+memory://", "redis"])
-def test_awaited_without_a_listener(redis_server: Any, backend: str):
-    """On other backends, and with batch_bulk off, a result is awaited by asking the backend."""
-    conf = {"result_backend": backend} if "memory" in backend else {"batch_bulk": False}
-    app = Celery("other", broker=redis_server.url, backend=redis_server.url, set_as_current=False)
-    app.conf.update(conf)
-    result = BatchResult("awaited", app=app)
-    future = BatchResult("awaited", app=app).future()
-
-    async def wait_for_it() -> Any:
-        """Await it."""
-        asyncio.get_running_loop().call_later(
-            0.2, app.backend.store_result, "awaited", 1, "SUCCESS"
-        )
-        return await result
-
-    assert 1 == asyncio.run(wait_for_it())
-    assert 1 == future.result(SOON)
-    app.backend.forget("awaited")
-
-
-def test_future_is_done_with_the_task(background: FakeWorker):
-    """A future has the task's value or error, and works with all that takes futures."""
-    good, bad = background.ask_many(2)
-    futures = [good.future(), bad.future()]
-    seen: list[Any] = []
-    futures[0].add_done_callback(lambda future: seen.append(future.result()))
-
-    async def wrapped() -> Any:
-        """Await a future."""
-        return await asyncio.wrap_future(good.future())
-
-    before = [future.done() for future in futures]
-    background.answer(good, 1)
-    background.answer(bad, failure(), states.FAILURE)
-    done, _ = wait(futures, timeout=SOON)
-
-    assert ([False, False], 2) == (before, len(done))
-    assert (1, None, ("a bad item", 7)) == (
-        futures[0].result(),
-        futures[0].exception(),
-        futures[1].exception().args,
-    )
-    assert 1 == asyncio.run(wrapped())
-    soon(lambda: seen == [1], "callback")
-    with pytest.raises(ValueError, match="a bad item"):
-        futures[1].result()
-
-
-def test_cancelled_future_leaves_the_task_alone(background: FakeWorker):
-    """To cancel a future gives up waiting, leaves nothing behind, and the result can be had."""
-    result = background.ask()
-    future = result.future()
-    is_cancelled = future.cancel()
-    PendingResults.of(background.app).poll_all()
-    left = PendingResults.of(background.app).take_due(10)
-    background.answer(result, 1)
-
-    assert (True, []) == (is_cancelled, left)
-    assert 1 == result.get(timeout=SOON)
-    with pytest.raises(CancelledError):
-        future.result()
-
-
-def test_future_that_nobody_holds_is_done(background: FakeWorker):
-    """A future with a callback is done even if nobody holds it or its result."""
-    result = background.ask()
-    identity = AsyncResult(result.id, app=background.app)
-    seen: list[Any] = []
-    result.future().add_done_callback(lambda future: seen.append(future.result()))
-    del result
-    background.answer(identity, 1)
-    soon(lambda: seen, "callback")
-
-    assert [1] == seen
 
 
 def test_many_threads_wait(background: FakeWorker):

@@ -129,27 +129,6 @@ def test_stored_results_are_celery_s(setup: Setup, bulk: bool):  # noqa: FBT001
     assert all(590 <= seconds <= 600 for seconds in expiries)
 
 
-def test_started_is_stored_before_the_model_answers(setup: Setup):
-    """With track_started the state is STARTED while the batch runs."""
-    setup.worker("-c", "1", conf={"task_track_started": True})
-    result = setup.slow.delay(1)
-    seen = {result.state}
-    while not result.ready():
-        seen.add(result.state)
-
-    assert "STARTED" in seen
-
-
-def test_chord_counts_items_of_batches(setup: Setup):
-    """The body of a chord starts when its last item is done, with all outputs in order."""
-    from celery import chord, group  # noqa: PLC0415
-
-    setup.worker("-c", "1")
-    body = chord(group(setup.double.s(n) for n in range(30)), setup.total.s())
-
-    assert sum(2 * n for n in range(30)) == body.apply_async().get(timeout=30)
-
-
 @pytest.mark.parametrize("pool", ["prefork", "solo", "threads"])
 def test_plain_items_pass_their_tracers_by(setup: Setup, pool: str):
     """In a worker as users start it, a batch of plain items runs inside one tracer."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from kombu.exceptions import EncodeError
 
-from celery_batch import ConfigurationError, WrongResultCount
+from celery_batch import WrongResultCount
 from tests.services.setup import Setup, open_setup
 from tests.services.shared_setup import SharedSetup
 
@@ -124,43 +124,3 @@ def test_wrong_arguments_fail_their_own_item(redis_shared: SharedSetup):
     assert "a-b" == fine.get(timeout=30)
     with pytest.raises(TypeError, match=r"^shop\.join: too many positional arguments; it takes \("):
         wrong.get(timeout=30)
-
-
-@pytest.mark.parametrize("first", ["batch", "item"])
-def test_retry_is_for_every_item_of_the_batch(redis_shared: SharedSetup, first: str):
-    """``self.retry`` in a batch function, or a Retry as an output, leaves nobody behind."""
-    results = redis_shared.again.delay_many([first, "b", "c"])  # in one write, for one batch
-
-    assert [first, "b", "c"] == [result.get(timeout=30) for result in results]
-    assert 6 == len(redis_shared.recall("again"))
-
-
-def test_exhausted_retries_end_in_the_error(redis_shared: SharedSetup):
-    """An item that may not be tried again fails with the error that asked for it."""
-    results = redis_shared.again.delay_many(["never", "b"])
-    for result in results:
-        with pytest.raises(KeyError, match="gave up"):
-            result.get(timeout=30)
-
-
-def test_replace_in_a_batch_function_is_refused(redis_shared: SharedSetup):
-    """What would answer one request and lose the others is an error for all."""
-    results = redis_shared.again.delay_many(["replace", "b"])
-    for result in results:
-        with pytest.raises(ConfigurationError, match="replace\\(\\) replaces one request"):
-            result.get(timeout=30)
-
-
-def test_revoked_and_expired_requests_never_reach_the_model(redis_shared: SharedSetup):
-    """What nobody wants any more is announced as revoked and not run."""
-    head = [redis_shared.sluggish.delay(2.0)]  # all others wait for it
-    head += [redis_shared.slow.delay(n) for n in range(32)]
-    unwanted = [redis_shared.slow.delay(n) for n in (100, 101)]
-    stale = redis_shared.slow.apply_async((102,), expires=0.05)
-    redis_shared.app.control.revoke([result.id for result in unwanted])
-    for result in [*head, *unwanted, stale]:
-        result.get(timeout=30, propagate=False)
-    ran = [n for fact in redis_shared.recall("slow") for n in fact["items"]]
-
-    assert ["REVOKED"] * 3 == [result.state for result in [*unwanted, stale]]
-    assert set(ran).isdisjoint({100, 101, 102})

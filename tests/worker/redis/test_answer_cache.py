@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from threading import Timer
 from typing import Any
@@ -12,7 +11,6 @@ import psutil
 import pytest
 from celery import Celery
 
-from celery_batch import ConfigurationError
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.worker.redis import answer_cache
 from celery_batch.worker.redis.answer_cache import LARGEST_ANSWER, AnswerCache, Found, cache_backend
@@ -59,24 +57,6 @@ def cache_of(backend: Any, task: str = "cache.task", ttl: float = 60) -> AnswerC
 def remember(cache: AnswerCache, *answers: tuple[bytes, Any]) -> None:
     """Store answers that were looked up first."""
     cache.store(cache.look_up([digest for digest, _ in answers]).epoch, answers)
-
-
-def test_an_answer_is_found_by_other_processes(backend: Any):
-    """As it was stored, type for type."""
-    remember(cache_of(backend), (ONE, {"label": "a", "scores": (1, 2.0)}), (TWO, None))
-    found = cache_of(backend).look_up([ONE, TWO, b"3" * 24]).answers
-
-    assert {ONE: {"label": "a", "scores": (1, 2.0)}, TWO: None} == found
-    assert type(found[ONE]["scores"]) is tuple
-
-
-def test_an_answer_is_kept_for_its_time(backend: Any):
-    """Redis drops it then."""
-    cache = cache_of(backend, ttl=0.05)
-    remember(cache, (ONE, "short"))
-    time.sleep(0.06)
-
-    assert {} == cache.look_up([ONE]).answers
 
 
 def test_a_new_epoch_ends_what_is_stored_and_what_is_computed(backend: Any):
@@ -151,37 +131,6 @@ def test_many_rows_are_looked_up_in_pieces(backend: Any):
     assert dict(zip(digests, range(2500), strict=True)) == cache.look_up(digests).answers
 
 
-def test_a_stopped_redis_delays_one_batch_only(
-    backend: Any,
-    own_redis: RedisServer,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-):
-    """It is left alone for some seconds, which the log says once; then it is used again."""
-    remember(cache_of(backend), (ONE, "kept"))
-    wait(monkeypatch, 0.5)
-    cache = cache_of(backend)
-    cache.look_up([ONE])  # which connects
-    (process,) = psutil.Process(own_redis.child.pid).children()
-    process.suspend()
-    try:
-        with caplog.at_level(logging.WARNING):
-            began = time.monotonic()
-            first = cache.look_up([ONE])
-            cache.store(b"an epoch", [(TWO, "lost")])
-            later = [cache.look_up([ONE]) for _ in range(100)]
-            seconds = time.monotonic() - began
-    finally:
-        process.resume()
-    monkeypatch.setattr(cache, "_paused_until", 0.0)
-
-    assert [Found({}, b"")] * 101 == [first, *later]
-    assert seconds < 2.0  # not 101 times as long
-    assert 1 == len(caplog.messages)
-    assert "The cache of cache.task is not used for now" in caplog.messages[0]
-    assert {ONE: "kept"} == cache.look_up([ONE, TWO]).answers
-
-
 def test_a_reload_without_redis_is_made_up_for(
     backend: Any, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ):
@@ -244,28 +193,6 @@ def test_the_cache_may_have_a_redis_of_its_own(own_redis: RedisServer):
         remember(caches[0], (ONE, "kept"))
 
         assert {ONE: "kept"} == caches[1].look_up([ONE]).answers
-
-
-@pytest.mark.parametrize(
-    ("conf", "problem"),
-    [
-        ({}, "a.task.cache_ttl: answers are kept in Redis, and the result backend is disabled"),
-        ({"result_backend": "cache+memory://"}, "and the result backend is memory"),
-        ({"batch_cache_url": "cache+memory://"}, "6379/1, got 'cache.memory:///'$"),
-        ({"batch_cache_url": "http://x"}, "6379/1, got 'http://x/'$"),
-        ({"batch_cache_url": "redis:/x"}, "6379/1, got 'redis:/x'$"),
-        ({"batch_cache_url": "localhost"}, "batch_cache_url: must be the URL of a Redis, such as"),
-        ({"batch_cache_url": "nonsense://"}, "6379/1, got 'nonsense://.*'$"),
-        ({"batch_cache_url": "redis://h?socket_timeout=soon"}, "got 'redis://h.*: could not"),
-    ],
-)
-def test_a_cache_needs_a_redis(conf: dict[str, Any], problem: str):
-    """A worker without one does not start."""
-    with Celery("without", set_as_current=False) as app:
-        app.conf.update(conf)
-
-        with pytest.raises(ConfigurationError, match=problem):
-            cache_backend(app, "a.task")
 
 
 def test_time_outs_are_far_below_a_batch():

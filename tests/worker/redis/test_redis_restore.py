@@ -58,21 +58,6 @@ def left(setup: Any) -> set[str]:
     return {key.decode() for key in setup.client.keys(f"{PREFIX}unacked*")}
 
 
-def test_restoring_marks_and_counts(setup: Any):
-    """A running message counts one more loss, a waiting one none; both are marked redelivered."""
-    hold(setup, "ran", flag="1", batch_losses=1)
-    keys = hold(setup, "waited")
-    restorer = Restorer(setup.channel, setup.client, keys)
-    restored = restorer.restore_dead("other", alive="")
-    found = {message["headers"]["id"]: message for message in queued(setup)}
-
-    assert 2 == restored
-    assert {"id": "ran", "batch_losses": 2, "redelivered": True} == found["ran"]["headers"]
-    assert {"id": "waited", "redelivered": True} == found["waited"]["headers"]
-    assert found["ran"]["properties"]["delivery_info"]["redelivered"]
-    assert set() == left(setup)
-
-
 def test_what_never_ran_is_put_back_unmarked_and_in_order(setup: Any):
     """What has run here before is marked as delivered again, without one more loss."""
     hold(setup, "ran", flag="1", batch_losses=1)

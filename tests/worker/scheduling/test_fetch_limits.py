@@ -5,28 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from celery_batch.batching.batch import LEAST_URGENT
-from tests.worker.doubles import Call, Pool, Worker
+from tests.worker.doubles import Call, Worker
 
 
 def limit(worker: Worker, tasks: set[str] | None) -> int:
     """Return the limit for messages that overtake no request."""
     return worker.scheduler.fetch_limits.capacity_left(tasks, [LEAST_URGENT])[0]
-
-
-def test_a_task_can_use_three_batches(worker: Worker, pool: Pool):
-    """One batch runs, one is ready, one is formed; when one ends, more are of use."""
-    limits = []
-    for ids in ("", "ab", "cde", "f", "gh"):
-        worker.send("pairs", *ids)
-        limits.append(limit(worker, {"pairs"}))
-    pool.finish(0)
-
-    assert [6, 4, 1, 0, 0] == limits
-    assert 0 == limit(worker, {"pairs"})
-
-    pool.finish(1)
-
-    assert 2 == limit(worker, {"pairs"})
 
 
 def test_the_fullest_task_sets_the_limit(worker: Worker):
@@ -37,29 +21,6 @@ def test_the_fullest_task_sets_the_limit(worker: Worker):
     assert 8 == limit(worker, {"trios"})
     assert 0 == limit(worker, {"pairs", "trios"})
     assert not worker.scheduler.fetch_limits.has_capacity()
-
-
-def test_a_worker_has_capacity_while_each_task_has(worker: Worker, pool: Pool):
-    """Batches in the pool count, and so do requests that are set aside."""
-    limits = worker.scheduler.fetch_limits
-    worker.send("pairs", *"abcd")  # all in the pool
-    worker.send("trios", "x")
-
-    assert limits.has_capacity()
-
-    worker.send("pairs", *"ef")
-
-    assert not limits.has_capacity()
-
-    pool.finish(0)
-
-    assert limits.has_capacity()
-
-    pairs = worker.scheduler.task_queue(worker.app.tasks["pairs"])
-    pairs.pause("somebody")
-    worker.send("pairs", *"gh")
-
-    assert not limits.has_capacity()
 
 
 def test_a_queue_of_which_nothing_is_known_is_read(worker: Worker):

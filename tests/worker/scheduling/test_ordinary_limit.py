@@ -13,7 +13,7 @@ from celery_batch.worker.bulk import BulkPath
 from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.redis.fetch import BulkFetch, QueueLists
 from celery_batch.worker.scheduling.prefetch import OrdinaryLimit
-from tests.worker.doubles import Call, Worker
+from tests.worker.doubles import Worker
 
 
 class NamedRequest:
@@ -43,25 +43,6 @@ def limit(consumer: Any) -> OrdinaryLimit:
     return OrdinaryLimit(consumer, {"pairs"})
 
 
-def test_messages_count_until_they_are_acknowledged(limit: OrdinaryLimit):
-    """Those of batch tasks, and what names no task, never do."""
-    headers = [{"task": "a"}, {"task": "b"}, {"task": "pairs"}, {}, {"task": []}, {"task": None}]
-    for tag, each in enumerate(headers):
-        limit.add(str(tag), each)
-
-    assert 4 == limit.left()
-
-    for tag in "0022":
-        limit.discard(tag)
-
-    assert 5 == limit.left()
-
-    for tag in range(10, 20):
-        limit.add(str(tag), {"task": "a"})
-
-    assert 0 == limit.left()
-
-
 def test_an_eta_counts_from_then_on(limit: OrdinaryLimit):
     """What has been acknowledged before, or never came, does not."""
     for tag in "abc":
@@ -79,35 +60,6 @@ def test_an_eta_counts_from_then_on(limit: OrdinaryLimit):
     limit.discard("a")
 
     assert 5 == limit.left()
-
-
-def test_the_limit_is_the_users_for_each_process(limit: OrdinaryLimit, consumer: Any):
-    """It follows the pool's size, and what Celery makes of that after a lost connection."""
-    consumer.initial_prefetch_count = 500
-
-    assert 15 == limit.left()
-
-    consumer.initial_prefetch_count = 100
-
-    assert 3 == limit.left()
-
-    consumer.initial_prefetch_count = 0  # of a pool that grows from none
-
-    assert 3 == limit.left()
-
-
-def test_a_worker_without_batch_tasks_has_none(limit: OrdinaryLimit, consumer: Any):
-    """Its prefetch is the user's own."""
-    WorkerContext.of(consumer.controller).tasks.clear()
-
-    assert limit.left() is None
-
-
-def test_a_multiplier_of_zero_is_no_limit(consumer: Any):
-    """So Celery has it."""
-    WorkerContext.of(consumer.controller).user_prefetch = consumer.prefetch_multiplier = 0
-
-    assert OrdinaryLimit(consumer, {"pairs"}).left() is None
 
 
 def test_disabled_prefetch_counts_what_runs(consumer: Any, monkeypatch: pytest.MonkeyPatch):
@@ -211,25 +163,3 @@ def lists(worker: Worker) -> QueueLists:
     )
     pop: Any = SimpleNamespace(queues=lambda: channel.active_queues)
     return QueueLists(channel, pop, worker.scheduler)
-
-
-def test_a_blocked_list_is_not_read(lists: QueueLists, worker: Worker):
-    """Neither are its places for less urgent messages; the other lists are."""
-    crowds = worker.scheduler.task_queue(worker.app.tasks["crowds"])
-    crowds.add(Call("urgent", worker.events), urgency=0)
-    lists.tasks["mail"] = lists.tasks["pairs"] = {"crowds"}
-
-    assert ["mail6", "pairs6", "mail0", "pairs0", "mail6", "pairs6"] == lists.plan(64, 64)[0]
-
-    lists.blocked = frozenset({"mail6"})
-
-    assert (
-        ["pairs6", "mail0", "pairs0", "pairs6"],
-        ["pairs", "mail", "pairs", "pairs"],
-        64,
-        "8",
-    ) == lists.plan(64, 64)
-
-    lists.blocked = frozenset(lists.all())
-
-    assert ([], [], 64, "") == lists.plan(64, 64)
