@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from datetime import timedelta
 from urllib.parse import urlsplit
 
-from kombu.serialization import registry
-
 from celery_batch.checks.facts import Facts, PayloadFacts
 from celery_batch.checks.finding import Finding, ok, problem, warning
 
@@ -143,7 +141,14 @@ def _unlike_serializers(facts: Facts) -> Iterator[Finding]:
 
 def _names(serializer: str) -> set[str]:
     """Return what a serializer may be called in ``accept_content``."""
-    return {serializer, registry.name_to_type.get(serializer, serializer)}
+    types = {
+        "json": "application/json",
+        "msgpack": "application/x-msgpack",
+        "pickle": "application/x-python-serialize",
+        "yaml": "application/x-yaml",
+        "auth": "application/data",
+    }
+    return {serializer, types.get(serializer, serializer)}
 
 
 def payloads(facts: Facts) -> Iterator[Finding]:
