@@ -13,9 +13,9 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import document
 from bench.all_cases import CASES, measure
-from bench.tables import Effort, goals_table
+from bench.reports import document
+from bench.reports.tables import Effort, goals_table
 
 #: Columns in a file or a pipe, so that no cell is cut.
 _WIDTH = 160

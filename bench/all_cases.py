@@ -25,7 +25,7 @@ from bench.cases import (
     target,
     web,
 )
-from bench.tables import Case, Effort
+from bench.reports.tables import Case, Effort
 
 __all__ = ["CASES", "measure"]
 

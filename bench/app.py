@@ -10,8 +10,8 @@ from typing import Any
 
 from celery import Celery
 
-from bench.encoder import CompiledEncoder, Embedder, Encoder, ShapedEncoder
-from bench.model import BATCH, MODELS, Reference
+from bench.models.encoder import CompiledEncoder, Embedder, Encoder, ShapedEncoder
+from bench.models.reference import BATCH, MODELS, Reference
 from celery_batch import BatchTask
 
 #: The sizes in rows, and the cost in padded tokens, of batches of texts.

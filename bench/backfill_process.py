@@ -7,7 +7,7 @@ import sys
 import time
 
 from bench.app import app
-from bench.model import BATCH
+from bench.models.reference import BATCH
 
 
 def main() -> None:

@@ -21,10 +21,10 @@ from typing import Any
 
 import psutil
 
-from bench.model import expected
+from bench.models.reference import expected
 from bench.queued_copies import QueuedCopies
-from bench.stack import Stack, broker, running
-from bench.tables import ResultTable
+from bench.reports.tables import ResultTable
+from bench.servers.stack import Stack, broker, running
 from celery_batch.errors import ConfigurationError
 from celery_batch.processes.managed_process import wait_until
 

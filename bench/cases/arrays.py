@@ -13,9 +13,9 @@ import psutil
 import redis
 
 from bench.app import IMAGE, VECTOR
-from bench.model import BATCH, MODELS
-from bench.stack import Stack, broker, running
-from bench.tables import Case, Effort, Goal, ResultTable
+from bench.models.reference import BATCH, MODELS
+from bench.reports.tables import Case, Effort, Goal, ResultTable
+from bench.servers.stack import Stack, broker, running
 from celery_batch.processes.redis_server import RedisServer
 
 __all__ = ["CASE"]

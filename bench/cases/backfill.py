@@ -21,11 +21,11 @@ from typing import Any
 
 import psutil
 
-from bench.model import BATCH, MODELS, expected
+from bench.models.reference import BATCH, MODELS, expected
 from bench.open_loop import send
-from bench.stack import Stack, broker, running
-from bench.tables import Case, Effort, Goal, ResultTable
-from bench.virtual_worker import poisson
+from bench.policies.virtual_worker import poisson
+from bench.reports.tables import Case, Effort, Goal, ResultTable
+from bench.servers.stack import Stack, broker, running
 
 __all__ = ["CASE"]
 

@@ -14,9 +14,9 @@ import psutil
 import redis
 
 from bench.app import REUSE
-from bench.encoder import Embedder, texts
-from bench.stack import Stack, broker, running
-from bench.tables import Case, Effort, Goal, ResultTable
+from bench.models.encoder import Embedder, texts
+from bench.reports.tables import Case, Effort, Goal, ResultTable
+from bench.servers.stack import Stack, broker, running
 from celery_batch.processes.redis_server import RedisServer
 
 __all__ = ["CASE"]

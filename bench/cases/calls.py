@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from bench.tables import Case, Effort, Goal, ResultTable, shown, spread
-from bench.testbed import OURS, testbed
+from bench.reports.tables import Case, Effort, Goal, ResultTable, shown, spread
+from bench.servers.testbed import OURS, testbed
 
 __all__ = ["CASES"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from bench.tables import Case, Effort, ResultTable, spread
-from bench.testbed import SystemProcess, testbed
+from bench.reports.tables import Case, Effort, ResultTable, spread
+from bench.servers.testbed import SystemProcess, testbed
 
 __all__ = ["CASE"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from bench.tables import Case, Effort, Goal, ResultTable, shown, spread
-from bench.testbed import OURS, Testbed, testbed
+from bench.reports.tables import Case, Effort, Goal, ResultTable, shown, spread
+from bench.servers.testbed import OURS, Testbed, testbed
 from tests.services.servers.rabbitmq import RabbitMQServer, find_rabbitmq_server
 
 __all__ = ["CASES"]

@@ -11,10 +11,10 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from bench.model import BATCH, MODELS
+from bench.models.reference import BATCH, MODELS
 from bench.open_loop import quantile, send
-from bench.stack import broker, running
-from bench.tables import Case, Effort, ResultTable
+from bench.reports.tables import Case, Effort, ResultTable
+from bench.servers.stack import broker, running
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.tuning.curve import Curve
 from celery_batch.tuning.measure import Plan, Run, measure

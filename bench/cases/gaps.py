@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 
-from bench.stack import broker, running
-from bench.tables import Case, Effort, Goal, ResultTable
-from bench.testbed import cpu_of
+from bench.reports.tables import Case, Effort, Goal, ResultTable
+from bench.servers.stack import broker, running
+from bench.servers.testbed import cpu_of
 
 __all__ = ["CASE"]
 

@@ -18,9 +18,9 @@ import psutil
 
 from bench.open_loop import quantile, send
 from bench.policies.loads import LOADS
-from bench.stack import Stack, broker, running
-from bench.tables import Case, Effort, Goal, ResultTable
-from bench.testbed import cpu_of
+from bench.reports.tables import Case, Effort, Goal, ResultTable
+from bench.servers.stack import Stack, broker, running
+from bench.servers.testbed import cpu_of
 from celery_batch.tuning.load_test import mean_batch_size
 
 __all__ = ["CASE"]

@@ -11,12 +11,12 @@ from math import inf
 from typing import Any, NamedTuple
 
 from bench.app import COST, ROWS
-from bench.encoder import Encoder, texts
+from bench.models.encoder import Encoder, texts
 from bench.open_loop import quantile, send
 from bench.policies.lateness import most_late
 from bench.policies.loads import LOADS
-from bench.stack import broker, running
-from bench.tables import Case, Effort, Goal, ResultTable
+from bench.reports.tables import Case, Effort, Goal, ResultTable
+from bench.servers.stack import broker, running
 from celery_batch.batching.batch import Request
 from celery_batch.batching.batcher import Batcher
 from celery_batch.batching.cost import CostLimits

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.policies.loads import LOADS, seconds
 from bench.policies.rules import RULES, has_infinity
-from bench.tables import Case, Effort, Goal, ResultTable
+from bench.reports.tables import Case, Effort, Goal, ResultTable
 from celery_batch.tuning.simulate import run
 
 __all__ = ["CASE"]

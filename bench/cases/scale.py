@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 
 from bench.queued_copies import QueuedCopies
-from bench.stack import broker, running
-from bench.tables import Case, Effort, ResultTable, spread
-from bench.testbed import cpu_of
+from bench.reports.tables import Case, Effort, ResultTable, spread
+from bench.servers.stack import broker, running
+from bench.servers.testbed import cpu_of
 
 __all__ = ["CASE"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from bench.http_servers import example_server, running_server
-from bench.model import BATCH
-from bench.tables import Case, Effort, ResultTable, spread
-from bench.testbed import Testbed, testbed
-from bench.workers_ready import wait_for_workers
-from bench.wrk import find_wrk, run_wrk
+from bench.models.reference import BATCH
+from bench.reports.tables import Case, Effort, ResultTable, spread
+from bench.servers.http_servers import example_server, running_server
+from bench.servers.testbed import Testbed, testbed
+from bench.servers.workers_ready import wait_for_workers
+from bench.servers.wrk import find_wrk, run_wrk
 from celery_batch.streamer import RedisStreamer
 from examples.infill_redis import PREFIX
 

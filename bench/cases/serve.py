@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 
-from bench.tables import Case, Effort, Goal, ResultTable
-from bench.testbed import free_port
+from bench.reports.tables import Case, Effort, Goal, ResultTable
+from bench.servers.testbed import free_port
 from celery_batch.cli.deployment import Deployment
 from celery_batch.processes.supervisor import STEADY
 from celery_batch.serve.config import ServeConfig

@@ -7,11 +7,11 @@ import time
 from typing import Any
 
 from bench.app import SHAPES
-from bench.encoder import Encoder, texts
+from bench.models.encoder import Encoder, texts
 from bench.open_loop import quantile, send
 from bench.policies.loads import LOADS
-from bench.stack import broker, running
-from bench.tables import Case, Effort, Goal, ResultTable
+from bench.reports.tables import Case, Effort, Goal, ResultTable
+from bench.servers.stack import broker, running
 
 __all__ = ["CASE"]
 

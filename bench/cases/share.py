@@ -14,9 +14,9 @@ from typing import Any
 
 from bench.app import LARGE
 from bench.open_loop import quantile, send
-from bench.stack import Stack, broker, running
-from bench.tables import Case, Effort, Goal, ResultTable
-from bench.virtual_worker import poisson
+from bench.policies.virtual_worker import poisson
+from bench.reports.tables import Case, Effort, Goal, ResultTable
+from bench.servers.stack import Stack, broker, running
 
 __all__ = ["CASE"]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from bench.tables import Case, Effort, Goal, ResultTable, shown, spread
-from bench.testbed import OURS, testbed
+from bench.reports.tables import Case, Effort, Goal, ResultTable, shown, spread
+from bench.servers.testbed import OURS, testbed
 
 __all__ = ["CASE"]
 

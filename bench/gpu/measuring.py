@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.gpu.app import app
 from bench.gpu.models import CALLS
-from bench.workers_ready import wait_for_workers
+from bench.servers.workers_ready import wait_for_workers
 from celery_batch.processes.managed_process import ManagedProcess
 
 __all__ = ["Calls", "Place", "markdown", "workers_of"]

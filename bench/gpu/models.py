@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.encoder import texts
 from bench.gpu.networks import PIXELS, VOCABULARY, convnet, encoder
+from bench.models.encoder import texts
 from celery_batch import Model, padding
 from celery_batch.config import LARGEST_BATCH
 

@@ -1,7 +1,7 @@
 """
 Requests of unlike lengths for a server in virtual time, and how long it computes.
 
-The lengths are those of `bench.encoder`: log-normal, 4 to 256 tokens, mean 43.
+The lengths are those of `bench.models.encoder`: log-normal, 4 to 256 tokens, mean 43.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-from bench.encoder import LONGEST, token_counts
+from bench.models.encoder import LONGEST, token_counts
 from celery_batch.batching.batch import Batch, Request
 
 __all__ = ["CALL_COST", "LOADS", "seconds"]

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from celery import group
 
+from bench.servers.workers_ready import wait_for_workers
 from bench.systems.system import TIMEOUT, System
-from bench.workers_ready import wait_for_workers
 
 __all__ = ["CeleryBatches", "OurBatches", "Ours", "PlainCelery", "StockClient"]
 

@@ -9,7 +9,7 @@ from collections import Counter
 from statistics import median
 from typing import Any
 
-from bench.model import expected
+from bench.models.reference import expected
 from bench.systems.system import TIMEOUT
 
 __all__ = ["closed_loop"]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench.model import expected
+from bench.models.reference import expected
 from bench.systems.clients import closed_loop
 from bench.systems.system import TIMEOUT, System
 

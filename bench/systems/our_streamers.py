@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from bench.model import BATCH, MODELS
+from bench.models.reference import BATCH, MODELS
+from bench.servers.workers_ready import wait_for_workers
 from bench.systems.system import LATENCY, TIMEOUT, Streaming
-from bench.workers_ready import wait_for_workers
 from celery_batch.streamer import (
     ManagedModel,
     RedisStreamer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery import Celery
 
-from bench.model import MODELS
+from bench.models.reference import MODELS
 
 app = Celery("plain")
 app.conf.update(result_expires=600, broker_connection_retry_on_startup=True)

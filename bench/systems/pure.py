@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.model import BATCH, MODELS
+from bench.models.reference import BATCH, MODELS
 from bench.systems.system import System
 
 __all__ = ["Pure"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from celery import Celery
 
-from bench.model import BATCH, MODELS
+from bench.models.reference import BATCH, MODELS
 
 __all__ = ["make_app"]
 

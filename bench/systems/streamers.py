@@ -17,7 +17,7 @@ from service_streamer import (
     service_streamer,
 )
 
-from bench.model import BATCH, MODELS
+from bench.models.reference import BATCH, MODELS
 from bench.systems.system import LATENCY, Streaming
 
 __all__ = ["OnProcesses", "OnRedis", "OnThreads", "Reference", "address", "meet"]

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.model import BATCH
+from bench.models.reference import BATCH
 from celery_batch.processes.managed_process import ManagedProcess
 
 __all__ = ["LATENCY", "TIMEOUT", "Streaming", "System"]

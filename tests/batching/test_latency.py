@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.virtual_worker import VirtualModel, VirtualWorker, poisson
+from bench.policies.virtual_worker import VirtualModel, VirtualWorker, poisson
 from celery_batch.batching.batch import Batch, LimitReason, Plan, Reason, Request
 from celery_batch.batching.batcher import Batcher, Wait
 from celery_batch.batching.keyed_batcher import KeyedBatcher

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from bench.figures import load, pages, stale
+from bench.reports.figures import load, pages, stale
 
 
 def test_no_page_is_stale():

@@ -6,7 +6,7 @@ from http import HTTPStatus
 
 import pytest
 
-from bench.wrk import find_wrk, run_wrk
+from bench.servers.wrk import find_wrk, run_wrk
 from demo.load import Question, run_load
 from examples import infill_naive, infill_processes, infill_threaded
 from tests.apps.models.shout import Shout

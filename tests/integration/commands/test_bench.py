@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.wrk import find_wrk
+from bench.servers.wrk import find_wrk
 
 _ROOT = Path(__file__).parents[3]
 

@@ -18,15 +18,15 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import psutil
 
-from bench.bert_model import expected
-from bench.peers import peers_python
-from bench.testbed import cpu_of, free_port
+from bench.models.bert import expected
+from bench.servers.peers import peers_python
+from bench.servers.testbed import cpu_of, free_port
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.processes.redis_server import RedisServer
 
 __all__ = ["HTTP_SERVERS", "Query", "RunningServer", "example_server", "running_server"]
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 
 #: Seconds until a server answers, and seconds to wait for one answer.
 _READY_TIMEOUT, _ANSWER_TIMEOUT = 60.0, 10.0
@@ -120,21 +120,28 @@ def _server_of_models(name: str, path: str, *command: str) -> HttpServer:
 HTTP_SERVERS = (
     HttpServer(
         "service-streamer: ThreadedStreamer",
-        ("-m", "bench.peers_http.threaded_streamer", "{port}"),
+        ("-m", "bench.servers.peers_http.threaded_streamer", "{port}"),
         _FIELD,
         peers="peers",
     ),
     HttpServer(
         "service-streamer: RedisStreamer, gevent",
-        (*_GEVENT, "bench.peers_http.redis_streamer:app"),
+        (*_GEVENT, "bench.servers.peers_http.redis_streamer:app"),
         _FIELD,
         ("-m", "bench.systems.redis_streamer_worker", "{address}", "1"),
         peers="peers",
     ),
     _server_of_models(
-        "LitServe", "/predict", "-m", "bench.peers_http.litserve_server", "{port}", _PROCESSES
+        "LitServe",
+        "/predict",
+        "-m",
+        "bench.servers.peers_http.litserve_server",
+        "{port}",
+        _PROCESSES,
     ),
-    _server_of_models("mosec", "/inference", "-m", "bench.peers_http.mosec_server", "{port}"),
+    _server_of_models(
+        "mosec", "/inference", "-m", "bench.servers.peers_http.mosec_server", "{port}"
+    ),
     _ours("Flask, gthread", *_GTHREAD, "webapp.flask_app:app"),
     _ours("Flask, gevent", *_GEVENT, "webapp.flask_app:app"),
     _ours("Django, gthread", *_GTHREAD, "webapp.django_site.wsgi"),
@@ -150,8 +157,8 @@ def example_server(kind: str, workers: int) -> HttpServer:
     query = Query(path, urlencode({"s": sentence}), _FORM, [expected(sentence)])
     has_workers = kind == "redis"
     gunicorn = _GEVENT if has_workers else (*_THREADED, "-w", "1")
-    command = (*gunicorn, f"bench.example_servers:{kind}()")
-    worker = ("-m", "bench.bert_model", str(workers)) if has_workers else ()
+    command = (*gunicorn, f"bench.servers.example_servers:{kind}()")
+    worker = ("-m", "bench.models.bert", str(workers)) if has_workers else ()
     return HttpServer(f"examples: {kind}", command, query, worker)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from bench.model import MODELS
+from bench.models.reference import MODELS
 from celery_batch import Model
 
 __all__ = ["BertModel", "expected"]
@@ -26,7 +26,7 @@ def expected(sentence: str) -> str:
 
 if __name__ == "__main__":
     # The workers' processes import the model by name, and this file a second time, so it is short.
-    from bench.bert_model import BertModel as Known
+    from bench.models.bert import BertModel as Known
     from examples.infill_redis_workers import main
 
     main(Known, worker_num=int(sys.argv[1]))

@@ -18,7 +18,7 @@ def peers_python(name: str = "peers") -> str:
     Raises:
         subprocess.CalledProcessError: It could not be made, for want of a network perhaps.
     """
-    wanted, venv = _HERE / f"{name}.txt", _HERE.parent / f".venv-{name}"
+    wanted, venv = _HERE / f"{name}.txt", _HERE.parents[1] / f".venv-{name}"
     python, stamp = venv / "bin" / "python", venv / "installed.txt"
     if not stamp.exists() or stamp.read_text() != wanted.read_text():
         print(f"Installing the peers into {venv.name} ...", file=sys.stderr)

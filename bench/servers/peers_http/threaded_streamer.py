@@ -9,7 +9,7 @@ from flask import Flask, jsonify, request
 from flask.typing import ResponseReturnValue
 from service_streamer import ThreadedStreamer
 
-from bench.model import BATCH, MODELS
+from bench.models.reference import BATCH, MODELS
 
 app = Flask(__name__)
 streamer = ThreadedStreamer(MODELS["cost"], BATCH, 0.1)

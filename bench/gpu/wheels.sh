@@ -2,14 +2,14 @@
 # Gather what bench.gpu needs beside PyTorch, numpy, Pillow and rich, as wheels: for a GPU machine
 # (Linux, x86-64) that reaches no package index.
 #
-#   bench/gpu_wheels.sh [FOLDER [PYTHON_VERSION]]     # dist/gpu-wheels and 3.12 unless given
+#   bench/gpu/wheels.sh [FOLDER [PYTHON_VERSION]]     # dist/gpu-wheels and 3.12 unless given
 #
 # Then there, in a checkout with that folder:
 #
 #   python3 -m pip install --no-index --no-deps --target site dist/gpu-wheels/*.whl
 #   PYTHONPATH=site:. python3 -m bench.gpu
 set -euo pipefail
-root=$(cd "$(dirname "$0")/.." && pwd)
+root=$(cd "$(dirname "$0")/../.." && pwd)
 folder=${1:-$root/dist/gpu-wheels}
 version=${2:-3.12}
 python=$root/.venv/bin/python

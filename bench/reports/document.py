@@ -10,15 +10,15 @@ from typing import Any
 
 import psutil
 
-from bench import figures
-from bench.plot import draw
-from bench.tables import Effort
-from bench.versions import commit, cpu_name, versions
+from bench.reports import figures
+from bench.reports.plot import draw
+from bench.reports.tables import Effort
+from bench.reports.versions import commit, cpu_name, versions
 from celery_batch import __version__
 
 __all__ = ["about", "write"]
 
-_IMAGES = Path(__file__).parents[1] / "docs" / "img"
+_IMAGES = Path(__file__).parents[2] / "docs" / "img"
 
 
 def about(effort: Effort) -> dict[str, Any]:

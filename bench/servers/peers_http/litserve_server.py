@@ -7,7 +7,7 @@ from typing import Any
 
 import litserve
 
-from bench.model import BATCH, MODELS
+from bench.models.reference import BATCH, MODELS
 
 
 class Doubling(litserve.LitAPI):  # type: ignore[misc]

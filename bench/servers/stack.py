@@ -13,13 +13,13 @@ from typing import Any
 from kombu import pools
 
 from bench.app import app
-from bench.workers_ready import wait_for_workers
+from bench.servers.workers_ready import wait_for_workers
 from celery_batch.processes.managed_process import ManagedProcess
 from celery_batch.processes.redis_server import RedisServer
 
 __all__ = ["Stack", "broker", "running"]
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 
 
 class Stack:

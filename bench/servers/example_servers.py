@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flask import Flask
 
-from bench.bert_model import BertModel
+from bench.models.bert import BertModel
 from examples import infill_naive, infill_processes, infill_redis, infill_threaded
 
 __all__ = ["naive", "redis", "streamer", "threaded"]

@@ -19,12 +19,12 @@ from typing import IO, Any, Self
 
 import psutil
 
-from bench.peers import peers_python
+from bench.servers.peers import peers_python
 from celery_batch.processes.redis_server import RedisServer
 
 __all__ = ["OURS", "SystemProcess", "Testbed", "cpu_of", "free_port", "testbed"]
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 
 #: Who runs in our environment; all others in the peers'.
 OURS = frozenset(

@@ -12,7 +12,7 @@ from celery_batch.errors import BatchError, ConfigurationError
 
 __all__ = ["Report", "WrkFailed", "find_wrk", "run_wrk"]
 
-_SCRIPT = Path(__file__).parents[1] / "examples" / "infill.lua"
+_SCRIPT = Path(__file__).parents[2] / "examples" / "infill.lua"
 
 #: Seconds after which wrk counts a request as lost.
 _TIMEOUT = 20

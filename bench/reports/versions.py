@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.peers import peers_python
+from bench.servers.peers import peers_python
 from celery_batch.processes.redis_server import find_redis_server
 
 __all__ = ["commit", "cpu_name", "server_versions", "versions"]
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 
 _LIBRARIES = ("celery", "kombu", "redis")
 

@@ -6,7 +6,7 @@ import sys
 
 from mosec import Server, Worker
 
-from bench.model import BATCH, MODELS
+from bench.models.reference import BATCH, MODELS
 
 
 class Doubling(Worker):  # type: ignore[misc]

@@ -1,10 +1,10 @@
 """
 Figures and tables of the documents, inserted from the records of the benchmarks.
 
-``python -m bench.figures`` names those that are stale, ``--write`` renews them.  A figure is
-``<!-- figure: cost.rows[ours].rate -->3,648<!-- end -->``, a table stands between the lines
-``<!-- table: cost -->`` and ``<!-- end -->``.  Such a comment must not begin a line of text:
-Markdown would take the whole line as HTML.
+``python -m bench.reports.figures`` names those that are stale, ``--write`` renews them.
+A figure is ``<!-- figure: cost.rows[ours].rate -->3,648<!-- end -->``, a table stands between the
+lines ``<!-- table: cost -->`` and ``<!-- end -->``.  Such a comment must not begin a line of
+text: Markdown would take the whole line as HTML.
 
 A path goes down from the case: a word is a key, on a list of each row; ``[ours]`` keeps rows
 with that name, ``[model=cost]`` those with that value, ``[max rate]`` the row with the largest
@@ -27,11 +27,11 @@ from typing import Any
 
 from bench.all_cases import CASES
 from bench.gpu import copies, graphs, lengths, sizes
-from bench.tables import Goal, goals_table, where
+from bench.reports.tables import Goal, goals_table, where
 
 __all__ = ["CASES_FILE", "load", "pages", "renew", "stale", "value", "write"]
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 
 #: The records: of ``python -m bench`` by case, and of ``python -m bench.gpu``.
 CASES_FILE, _GPU_FILE = _ROOT / "docs" / "benchmarks.json", _ROOT / "docs" / "gpu.json"
@@ -182,7 +182,7 @@ def main() -> int:
         return 0
     found = stale(load())
     for name in found:
-        print(f"{name}: stale; run python -m bench.figures --write", file=sys.stderr)
+        print(f"{name}: stale; run python -m bench.reports.figures --write", file=sys.stderr)
     return 1 if found else 0
 
 

@@ -1,0 +1,1 @@
+"""The servers of the benchmarks: ours, the peers', and what they need."""
