@@ -450,6 +450,11 @@ def model_task(
     require(is_base, f"{name}.base", "a class that derives from BatchTask", base)
     if options.get("pydantic"):  # before Celery asks for the library
         raise ConfigurationError(f"{name}: {NO_PYDANTIC}")
+    if options.get("bind"):
+        raise ConfigurationError(
+            f"{name}: bind=True is for functions: self of a model's methods is the model; leave it"
+            f" out, and put hooks into a class that base= names"
+        )
     check_model_options(model)
     if model.predict is Model.predict:
         raise ConfigurationError(f"{name}: {model.__qualname__} must define predict(batch)")

@@ -92,6 +92,12 @@ def test_pydantic_is_refused_whether_installed_or_not(app: Celery):
         Shouting.as_task(app, name="shop.shout", pydantic=True)
 
 
+def test_a_model_cannot_be_bound(app: Celery):
+    """The task would be the first column of a batch, and each call fail."""
+    with pytest.raises(ConfigurationError, match=r"^shop\.shout: bind=True is for functions"):
+        Shouting.as_task(app, name="shop.shout", bind=True)
+
+
 def test_called_directly_the_model_is_loaded_here(app: Celery, monkeypatch: pytest.MonkeyPatch):
     """Without a worker the first call loads the model, and a batch of one goes through it."""
     monkeypatch.setattr("celery_batch.runtime.registry._instances", {})
