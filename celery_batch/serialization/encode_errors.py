@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
+from enum import Enum
 from functools import partial, wraps
 from itertools import islice
 from typing import Any
@@ -29,6 +30,15 @@ _PLAIN = (str, bytes, int, float, bool, type(None))
 
 #: What has values that a list can have instead.
 _LISTABLE = (AbstractSet, Iterator, range)
+
+#: What the class of a value has -> what can be sent or returned in its place.
+_INSTEAD = {
+    "tolist": "its .tolist()",
+    "model_dump": "its .model_dump()",  # Pydantic's
+    "__dataclass_fields__": "dataclasses.asdict() of it",
+    "__array__": "numpy.asarray() of it",
+    "__array_interface__": "numpy.asarray() of it",  # Pillow's images
+}
 
 #: Most values that are searched for one that cannot be encoded.
 _MOST_VALUES = 10_000
@@ -137,11 +147,12 @@ def _instead_of(value: Any, verb: str) -> str:
     is_error = isinstance(value, type) and issubclass(value, BaseException)
     if is_error and verb == "return":
         return f"an instance, such as {value.__name__}('...'), for an item that fails"
-    if callable(getattr(value, "tolist", None)):
-        return "its .tolist()"
+    if isinstance(value, Enum):
+        return "its .value"
     if isinstance(value, _LISTABLE):
         return "a list of its values"
-    return "numbers, texts, lists or dicts of what is needed of it"
+    found = (words for name, words in _INSTEAD.items() if hasattr(type(value), name))
+    return next(found, "numbers, texts, lists or dicts of what is needed of it")
 
 
 def _values(output: Any) -> Iterator[tuple[str, Any]]:

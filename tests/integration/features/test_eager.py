@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
+
 import numpy as np
 import pytest
 from celery import Celery, chain, chord, group, shared_task
 from celery.exceptions import Ignore, Retry
 from kombu.exceptions import EncodeError
+from PIL import Image
+from pydantic import BaseModel
 
 from celery_batch import BatchTask, ConfigurationError
+
+
+@dataclass
+class Box:
+    """An output that is no JSON, of Python's own kinds."""
+
+    size: int
+
+
+class Person(BaseModel):
+    """The same, of Pydantic's."""
+
+    name: str
+
+
+class Colour(Enum):
+    """The same, of a few values."""
+
+    RED = 1
 
 
 @pytest.fixture
@@ -150,7 +174,9 @@ def scores(app: Celery):
     @app.task(base=BatchTask, name="eager.scores")
     def scores(kind):
         made = {"array": np.array([{1}]), "list": [0.0, 0.0], "set": {1}, "range": range(3),
-                "complex": 1j, "class": ValueError, "key": {(1, 2): 3}}  # fmt: skip
+                "complex": 1j, "class": ValueError, "key": {(1, 2): 3},
+                "dataclass": Box(1), "pydantic": Person(name="a"), "enum": Colour.RED,
+                "image": Image.new("L", (1, 1))}  # fmt: skip
         return [{"scores": made[each], "pair": (1, 2)} for each in kind]
 
     return scores
@@ -177,6 +203,10 @@ def test_an_output_that_no_worker_could_store_fails(scores):
             "complex",
             r"has a complex at \['scores'\], which .* return numbers, texts, lists or dicts",
         ),
+        ("dataclass", r"has a test_eager\.Box at .* return dataclasses\.asdict\(\) of it"),
+        ("pydantic", r"has a test_eager\.Person at .* return its \.model_dump\(\)"),
+        ("enum", r"has a test_eager\.Colour at .* return its \.value"),
+        ("image", r"has a PIL\.Image at .* return numpy\.asarray\(\) of it"),
         ("class", r"has a type at .* return an instance, such as ValueError\('...'\)"),
         (
             "key",
