@@ -5,10 +5,9 @@ A thread renews the lease every second, so that it does not expire while the eve
 or a model runs on the solo pool.  It also refreshes the times of the messages for kombu's
 visibility timeout.
 
-One worker of each machine, its *sweeper*, looks for workers whose lease has expired anywhere,
-or whose process has ended on this machine, which can be found out only here.  When the sweeper
-ends, another worker takes its place.  The work of one search is bounded, however many workers
-there are.
+Once a second one worker of each machine looks for workers whose lease has expired anywhere, or
+whose process has ended on this machine, which can be found out only here: the one that renews its
+lease first.  The work of one search is bounded, however many workers there are.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ logger = logging.getLogger(__name__)
 #: reconnecting after an outage of Redis.
 _GRACE = 2.0
 
-#: Seconds between two searches for dead workers.
-_SWEEP_EVERY = 1.5
+#: Seconds after which a machine's workers search again: a bit less than they renew their leases.
+_SEARCH_AFTER = 0.9
 
-#: A sweeper that has not renewed its lease for so many intervals is replaced.
-_SWEEPER_INTERVALS = 3
+#: Seconds that the end of a lease waits for its thread.
+_JOIN_TIMEOUT = 1.5
 
 #: Most seconds between two refreshes of the messages' times.
 _REFRESH_EVERY = 5.0
@@ -84,15 +83,11 @@ class Lease:
         self._refresh_every = min(channel.visibility_timeout / 4, _REFRESH_EVERY)
         self._interval = min(1.0, seconds / 5, self._refresh_every)
         self._renew_lease = self.client.register_script(script("renew_lease"))
-        self._retire_sweeper = self.client.register_script(script("retire_sweeper"))
-        self._renewed_at = self._refreshed_at = self._swept_at = boottime()
         self._find_dead = self.client.register_script(script("find_dead"))
-        self._is_sweeper = False
-        #: Where the search among the owners on this machine goes on.
-        self._cursor = "0"
-        #: Since when the leases of owners have been found expired, and from when on that counts.
-        self._missing_since: dict[str, float] = {}
-        self._expiry_counts_from = 0.0
+        self._renewed_at = self._refreshed_at = boottime()
+        self._grace = min(_GRACE, seconds / 2)
+        #: From when on it counts that others' leases have expired.
+        self._expiry_counts_from = boottime() + self._grace
         self._has_outage = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="batch-lease", daemon=True)
@@ -110,10 +105,10 @@ class Lease:
             return
         self._stopped.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(_SWEEP_EVERY)
+            self._thread.join(_JOIN_TIMEOUT)
         try:
             self.restorer.restore_own(self.keys.owner)
-            self._retire_sweeper(keys=[self.keys.sweeper], args=[self.keys.owner])
+            self.client.delete(self.keys.search)
         except (RedisError, OSError) as error:
             logger.warning(
                 "Could not return messages (%s): others will in %g s", error, self._seconds
@@ -137,18 +132,18 @@ class Lease:
     def _run(self) -> None:
         while not self._stopped.wait(self._interval):
             try:
-                self._renew_in_time()
-                if self._is_sweeper and boottime() - self._swept_at >= _SWEEP_EVERY:
-                    self._sweep()
+                if self._renew_in_time():
+                    self._search()
             except Exception as error:  # noqa: BLE001 (no error may end the lease's thread)
                 self._note_outage(error)
             else:
                 self._note_recovery()
 
-    def _renew_in_time(self) -> None:
+    def _renew_in_time(self) -> bool:
+        """Renew the lease; return whether it is this worker that searches for dead ones now."""
         now = boottime()
         refreshes = now - self._refreshed_at >= self._refresh_every - self._interval / 2
-        expired, sweeper = self._renew_once(refreshes=refreshes)
+        expired, searches = self._renew_once(refreshes=refreshes)
         if refreshes:
             self._refreshed_at = now
         is_new_doubt = (expired or self.is_late) and not self.in_doubt
@@ -156,45 +151,35 @@ class Lease:
         self._renewed_at = now
         if is_new_doubt:
             self._on_doubt()
-        self._replace_dead_sweeper(sweeper)
+        return searches
 
-    def _replace_dead_sweeper(self, sweeper: str) -> None:
-        """Become this machine's sweeper if the process of the present one has ended."""
-        owner, _, description = sweeper.partition(" ")
-        if owner != self.keys.owner and is_dead(description):
-            _, sweeper = self._renew_once(dead_sweeper=sweeper)
-            owner = sweeper.partition(" ")[0]
-            self._swept_at = 0.0  # the dead one may have held messages itself
-        self._is_sweeper = owner == self.keys.owner
-
-    def _renew_once(self, *, refreshes: bool = False, dead_sweeper: str = "") -> tuple[bool, str]:
-        """Renew the lease, and the messages' times; return if it was over, and who sweeps here."""
-        keys, has_expired = self.keys, False
+    def _renew_once(self, *, refreshes: bool = False) -> tuple[bool, bool]:
+        """Renew the lease, and the messages' times; return if it was over, and if to search now."""
+        keys, has_expired, searches = self.keys, False, False
         cursor = "0" if refreshes else ""  # of the messages, of which each call refreshes some
         while True:
-            expired, sweeper, cursor = self._renew_lease(
+            expired, is_first, cursor = self._renew_lease(
                 keys=[
                     keys.alive,
                     keys.held,
                     keys.index,
                     keys.due,
                     keys.on_machine,
-                    keys.sweeper,
+                    keys.search,
                 ],
                 args=[
                     self.description,
                     self.milliseconds,
                     keys.owner,
                     cursor,
-                    max(int(_SWEEPER_INTERVALS * self._interval * 1000), 1),
-                    dead_sweeper,
+                    max(int(min(_SEARCH_AFTER, self._interval) * 1000), 1),
                 ],
             )
-            has_expired = has_expired or bool(expired)
+            has_expired, searches = has_expired or bool(expired), searches or bool(is_first)
             if bytes_to_str(cursor) == "0":
-                return has_expired, bytes_to_str(sweeper)
+                return has_expired, searches
 
-    def _sweep(self) -> None:
+    def _search(self) -> None:
         """Search once for dead workers, and put their messages back, as far as there is time."""
         began = boottime()
         for owner, alive in self._dead():
@@ -203,26 +188,22 @@ class Lease:
             restored = self.restorer.restore_dead(owner, alive)
             if restored:
                 logger.warning("Returned %d messages of a dead worker to their queues", restored)
-        self._swept_at = began
 
     def _dead(self) -> Iterator[tuple[str, str]]:
         """Yield each dead owner with the value of its `alive` key; "" if that has expired."""
-        keys = self.keys
-        cursor, missing, here = self._find_dead(
-            keys=[keys.due, keys.on_machine], args=[keys.alive_prefix, self._cursor]
-        )
-        self._cursor = bytes_to_str(cursor)
-        now = boottime()
-        owners = [owner for owner in map(bytes_to_str, missing) if owner != keys.owner]
-        self._missing_since = {owner: self._missing_since.get(owner, now) for owner in owners}
-        words = [bytes_to_str(word) for word in here]
-        for owner, alive in zip(words[::2], words[1::2], strict=True):
-            if owner != keys.owner and is_dead(alive):
-                yield owner, alive
-        grace = min(_GRACE, self._seconds / 2)
-        for owner, since in self._missing_since.items():
-            if now >= max(since + grace, self._expiry_counts_from):
-                yield owner, ""
+        keys, cursor = self.keys, ""
+        missing: list[bytes] = []
+        while cursor != "0":
+            found, missing, here = self._find_dead(
+                keys=[keys.due, keys.on_machine],
+                args=[keys.alive_prefix, cursor or "0", self._grace],
+            )
+            cursor, words = bytes_to_str(found), [bytes_to_str(word) for word in here]
+            for owner, alive in zip(words[::2], words[1::2], strict=True):
+                if owner != keys.owner and is_dead(alive):
+                    yield owner, alive
+        if boottime() >= self._expiry_counts_from:
+            yield from ((owner, "") for owner in map(bytes_to_str, missing) if owner != keys.owner)
 
     def _note_outage(self, error: Exception) -> None:
         # After an outage of Redis all workers have the length of a lease to reconnect.

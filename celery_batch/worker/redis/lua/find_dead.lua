@@ -1,19 +1,20 @@
 -- Finds workers that may be dead.
 --
 -- The work does not grow with the number of workers: one call looks at the owners whose lease
--- is due to expire, and at some of the owners on one machine.
+-- has expired, and at some of the owners on one machine.
 --
 -- KEYS  1 due, 2 owners on this machine
--- ARGV  1 prefix of `alive` keys, 2 cursor of the owners on this machine
+-- ARGV  1 prefix of `alive` keys, 2 cursor of the owners on this machine,
+--       3 seconds for which a lease must be over
 -- Returns  the next cursor; owners whose `alive` key has expired; owners on this machine and
 --          the values of their `alive` keys, in turn
 
 local clock = redis.call('TIME')
-local now = clock[1] .. '.' .. string.format('%06d', clock[2])
+local over = string.format('%.6f', clock[1] + clock[2] / 1000000 - ARGV[3])
 local function alive(owner) return redis.call('GET', ARGV[1] .. owner) end
 
 local missing, here = {}, {}
-for _, owner in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, 50)) do
+for _, owner in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', over, 'LIMIT', 0, 50)) do
   if not alive(owner) then missing[#missing + 1] = owner end
 end
 
