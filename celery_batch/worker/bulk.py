@@ -197,15 +197,10 @@ class BulkPath:
             self._consumer.hub.call_later(_BIND_AFTER, bind)
 
     def _take_lease(self, channel: Any) -> Lease:
-        consumer, scheduler = self._consumer, self._scheduler
-
-        def in_doubt() -> None:
-            consumer.hub.call_soon(scheduler.running_messages.drop_taken_over)
-
-        seconds = Settings.of(consumer.app).lease
-        lease = Lease(channel, consumer.hostname, seconds, in_doubt)
+        consumer = self._consumer
+        lease = Lease(channel, consumer.hostname, Settings.of(consumer.app).lease)
         self._opened.callback(lease.end)
-        lease.on_shutdown_without_redis = scheduler.kill_running
+        lease.on_shutdown_without_redis = self._scheduler.kill_running
         lease.before_refusal = self._leave_retries
         lease.open()
         return lease

@@ -62,9 +62,7 @@ _REFRESH_EVERY = 5.0
 class Lease:
     """One connection's lease: its messages stay its own for so many seconds without a renewal."""
 
-    def __init__(
-        self, channel: Any, node: str, seconds: float, on_doubt: Callable[[], object]
-    ) -> None:
+    def __init__(self, channel: Any, node: str, seconds: float) -> None:
         self.keys = Keys.of(channel)
         self.description = describe_self(node)
         self.milliseconds = max(int(seconds * 1000), 1)
@@ -78,8 +76,6 @@ class Lease:
         #: Whether other workers may have taken our messages, which has not been checked yet.
         self.in_doubt = False
         self._seconds = seconds
-        #: Called on the lease's thread when other workers may have taken our messages.
-        self._on_doubt = on_doubt
         self._refresh_every = min(channel.visibility_timeout / 4, _REFRESH_EVERY)
         self._interval = min(1.0, seconds / 5, self._refresh_every)
         self._renew_lease = self.client.register_script(script("renew_lease"))
@@ -146,11 +142,8 @@ class Lease:
         expired, searches = self._renew_once(refreshes=refreshes)
         if refreshes:
             self._refreshed_at = now
-        is_new_doubt = (expired or self.is_late) and not self.in_doubt
-        self.in_doubt = self.in_doubt or is_new_doubt  # before `is_late` is reset
+        self.in_doubt |= expired or self.is_late  # before that is reset
         self._renewed_at = now
-        if is_new_doubt:
-            self._on_doubt()
         return searches
 
     def _renew_once(self, *, refreshes: bool = False) -> tuple[bool, bool]:

@@ -9,8 +9,11 @@ Rule 3: overtaken tasks and batches have a share all the same, `low_priority_sha
         task: after so many batches of others a task comes first, and a ready batch is
         overtaken no more.  The share that its requests had earned while they waited counts, too;
         and while a ready batch is overtaken, only that batch earns the share of its task.
-Rule 4: the device is shared by time: a batch is charged what the batches of its task usually
-        take when it leaves, and what it took when it has ended.
+Rule 4: the device is shared by time (start-time fair queueing): a batch is charged what the
+        batches of its task usually take when it leaves, and what it took when it has ended. It
+        starts, in a virtual time, where the last batch of its task ended, or at present if that
+        is later: who was idle gets no credit. The present is where the latest batch that has
+        begun started.
 Rule 5: while several tasks have work, the next batch is made ready just before a running one
         is expected to end, and as much earlier as its rows take to be collated: the requests of
         another task that come until then go first.
@@ -20,16 +23,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from heapq import heapify, heapreplace
 from operator import add
 
 from celery_batch.batching.batch import LEAST_URGENT
-from celery_batch.batching.fair_share import FairShare
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.scheduling.task_queue import TaskQueue
 
-__all__ = ["TaskPriority", "is_shared"]
+__all__ = ["FairShare", "TaskPriority", "is_shared"]
 
 #: A whole batch, less what adding up its parts may lose in float arithmetic.
 _WHOLE = 1 - 1e-6
@@ -49,13 +51,39 @@ def is_shared(task_queues: Collection[TaskQueue], now: float) -> bool:
     return len(task_queues) > 1 and sum(each.is_in_use(now) for each in task_queues) > 1
 
 
+class FairShare:
+    """The virtual times of users who take something in turns; see rule 4."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._ends: dict[Hashable, float] = {}
+
+    def start(self, user: Hashable) -> float:
+        """Return when the next use of a user would start; the smallest goes first."""
+        return max(self._ends.get(user, 0.0), self._now)
+
+    def charge(self, user: Hashable, amount: float, weight: float = 1.0) -> float:
+        """Charge a use to a user, and return when it starts; an estimate may be corrected later."""
+        start = self.start(user)
+        self._ends[user] = start + amount / weight
+        return start
+
+    def correct(self, user: Hashable, amount: float, weight: float = 1.0) -> None:
+        """Charge so much more to a user, or less, as an estimate was wrong."""
+        self._ends[user] = self._ends.get(user, self._now) + amount / weight
+
+    def begin(self, start: float) -> None:
+        """Note that the use that starts then has begun."""
+        self._now = max(self._now, start)
+
+
 class TaskPriority:
     """What each task has had of the device, and what overtaken tasks and batches have earned."""
 
     def __init__(self) -> None:
         self._tasks: defaultdict[TaskQueue, float] = defaultdict(float)
         self._jobs: dict[BatchJob, float] = {}
-        self._device: FairShare[TaskQueue] = FairShare()
+        self._device = FairShare()
         #: The seconds that jobs were charged when they left, and with which weights.
         self._charged: dict[BatchJob, tuple[float, float]] = {}
 

@@ -29,7 +29,7 @@ def test_what_redis_has_sent_at_the_end_goes_back_in_order(broker: str, hub: Hub
                 producer.publish({"n": n}, routing_key="fetched", declare=[queue])
         client = Redis(connection_pool=channel.pool)
         sent = client.lrange("fetched", 0, -1)
-        lease = Lease(channel, "node", 5.0, noop)
+        lease = Lease(channel, "node", 5.0)
         lease.open()
         validator: Any = None  # nothing is delivered
         fetch = BulkFetch(channel, hub, lease, scheduler, validator, ordinary)

@@ -61,7 +61,7 @@ class Fleet:
         self.leases: list[tuple[str, Lease]] = []
         for number in range(workers):
             clock.machine = f"machine-{number % machines}"
-            lease = Lease(channel, f"w{number}@host", 15.0, lambda: None)
+            lease = Lease(channel, f"w{number}@host", 15.0)
             lease._thread = Thread(target=lambda: None)  # its loop is run here
             lease.open()
             lease._stopped = OneBeat()

@@ -169,7 +169,7 @@ def test_a_message_goes_to_either_end(setup: Any):
 def test_a_lease_takes_over_from_an_expired_one_and_leaves_nothing_behind(setup: Any):
     """Messages of another machine are restored once their lease expires; no key is left."""
     hold(setup, "orphan", flag="1")
-    lease = Lease(setup.channel, "w1@here", 1.0, on_doubt=lambda: None)
+    lease = Lease(setup.channel, "w1@here", 1.0)
     lease.open()
     alive = setup.client.get(lease.keys.alive)
     wait_until(lambda: "" if queued(setup) else "not back", [], what="orphan", timeout=60)
@@ -182,11 +182,10 @@ def test_a_lease_takes_over_from_an_expired_one_and_leaves_nothing_behind(setup:
 
 def test_a_lease_that_expired_is_in_doubt(setup: Any):
     """Once its `alive` key is gone, others may have taken its messages."""
-    doubts: list[bool] = []
-    lease = Lease(setup.channel, "w1@here", 2.0, on_doubt=lambda: doubts.append(True))
+    lease = Lease(setup.channel, "w1@here", 2.0)
     lease.open()
     setup.client.delete(lease.keys.alive)
-    wait_until(lambda: "" if doubts else "no doubt", [], what="doubt", timeout=60)
+    wait_until(lambda: "" if lease.in_doubt else "no doubt", [], what="doubt", timeout=60)
     held = lease.renew()
     lease.end()
 
@@ -196,9 +195,7 @@ def test_a_lease_that_expired_is_in_doubt(setup: Any):
 
 def test_one_worker_of_a_machine_searches_at_a_time(setup: Any):
     """When it ends, another one does; after the last one no key is left."""
-    first, second = (
-        Lease(setup.channel, f"w{n}@here", 30.0, on_doubt=lambda: None) for n in range(2)
-    )
+    first, second = (Lease(setup.channel, f"w{n}@here", 30.0) for n in range(2))
     searches = [lease._renew_once()[1] for lease in (first, second, first)]
     first.end()
     then = second._renew_once()[1]
@@ -212,7 +209,7 @@ def test_one_worker_of_a_machine_searches_at_a_time(setup: Any):
 def test_all_messages_of_a_worker_are_refreshed(setup: Any):
     """Even if there are many: it is done in parts."""
     tags = {f"m{n}": "0" for n in range(1500)}
-    lease = Lease(setup.channel, "w1@here", 1.0, on_doubt=lambda: None)
+    lease = Lease(setup.channel, "w1@here", 1.0)
     setup.client.hset(lease.keys.held, mapping=tags)
     setup.client.zadd(lease.keys.index, dict.fromkeys(tags, 1.0))
     lease.open()

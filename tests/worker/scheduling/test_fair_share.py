@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_batch.batching.fair_share import FairShare
+from celery_batch.worker.scheduling.priority import FairShare
 
 WEIGHTS = st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=2, max_size=4)
 
@@ -26,7 +26,7 @@ class Device:
     """A device that one user has at a time: the one whose use starts first."""
 
     def __init__(self, weights: Sequence[float]) -> None:
-        self.share: FairShare[int] = FairShare()
+        self.share = FairShare()
         self.weights = weights
         self.had = [0.0] * len(weights)
         self.longest = [0.0] * len(weights)
@@ -76,7 +76,7 @@ def test_who_was_idle_gets_no_credit(
 
 def test_who_comes_late_goes_next():
     """A user without uses so far starts at the present, before the one that has the device."""
-    share: FairShare[str] = FairShare()
+    share = FairShare()
     share.begin(share.charge("busy", 1.0))
     share.begin(share.charge("busy", 1.0))
 
@@ -86,7 +86,7 @@ def test_who_comes_late_goes_next():
 
 def test_several_uses_are_charged_before_they_begin():
     """Each starts where the last one of its user ends, and a correction moves the next one."""
-    share: FairShare[str] = FairShare()
+    share = FairShare()
 
     assert [0.0, 2.0] == [share.charge("one", 1.0, 0.5), share.charge("one", 1.0, 0.5)]
 
