@@ -59,7 +59,7 @@ def _on_redis(facts: Facts) -> Iterator[Finding]:
         )
     elif not facts.bulk:
         yield warning(
-            "batch_bulk is off: results are stored and notified one by one.",
+            "batch_bulk is off: results are stored one by one, and no caller is notified.",
             "Leave the setting out, unless you are looking for a fault.",
         )
     else:

@@ -52,13 +52,6 @@ _REDIS_CHANNEL, _REDIS_QOS = "kombu.transport.redis:Channel", "kombu.transport.r
 _BACKEND = "celery.backends.redis:RedisBackend"
 _POOL, _ASYNPOOL = "billiard.pool", "celery.concurrency.asynpool"
 
-#: What replaces the writing of results, which `store` and `notify` have in common.
-_RECORDS = {
-    f"{_BACKEND}._store_result": "task_id result state traceback request",
-    _BACKEND: "get_key_for_task encode get",
-    "celery.app.base:Celery._get_backend": "",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class _Path:
@@ -104,10 +97,11 @@ _PATHS: Mapping[str, _Path] = {
     "notify": _Path(
         ("celery", "redis"),
         {
-            **_RECORDS,
             f"{_BACKEND}._create_client": "...",
             "redis.client:PubSub.get_message": "timeout ...",
         },
+        (),
+        "store",
     ),
     "amqp_frames": _Path(
         ("kombu", "amqp"),
@@ -191,10 +185,11 @@ _PATHS: Mapping[str, _Path] = {
     "store": _Path(
         ("celery", "redis"),
         {
-            **_RECORDS,
+            "celery.app.base:Celery._get_backend": "",
+            f"{_BACKEND}._store_result": "task_id result state traceback request",
             f"{_BACKEND}._get_result_meta": "result state traceback request ...",
             _BACKEND: (
-                f"{_RECORDS[_BACKEND]} _MAX_STR_VALUE_SIZE ensure mget retry_policy"
+                "get_key_for_task encode _MAX_STR_VALUE_SIZE ensure mget retry_policy"
                 " on_connection_error prepare_value decode_result"
             ),
         },

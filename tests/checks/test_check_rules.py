@@ -456,7 +456,7 @@ WRONG = [
         "warning",
         "may vanish",
     ),
-    (results_checks.results, conf(batch_bulk=False), "warning", "notified one by one"),
+    (results_checks.results, conf(batch_bulk=False), "warning", "no caller is notified"),
     (results_checks.caches, cache("none", "t.cache_ttl: no; set it"), "problem", "no worker of"),
     (results_checks.caches, cache("none", "batch_cache_url: bad"), "problem", "leave out cache"),
     (results_checks.caches, cache("redis", "refused."), "problem", "refused"),

@@ -108,12 +108,13 @@ def test_an_untested_release_turns_its_paths_off(
 
 @pytest.mark.parametrize("names", ["overlap, store", ["store", "overlap"]])
 def test_a_setting_turns_paths_off(app: Celery, names: Any) -> None:
-    """Those that it names, and the one that needs another; the settings may change later."""
+    """Those that it names, and those that need another; the settings may change later."""
     assert {} == off(app)
     app.conf.batch_disable_fast_paths = names
     by_hand = "batch_disable_fast_paths"
 
-    assert {"overlap": by_hand, "store": by_hand, "trace": "store is off"} == off(app)
+    needs = dict.fromkeys(("trace", "notify"), "store is off")
+    assert {"overlap": by_hand, "store": by_hand, **needs} == off(app)
 
 
 def test_what_only_an_object_shows_turns_a_path_off(app: Celery) -> None:

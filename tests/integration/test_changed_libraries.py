@@ -27,8 +27,8 @@ CASES = {
             " intake off (celery.worker.request.Request.__init__ has other parameters);"
             " overlap off (billiard.pool.Worker._ensure_messages_consumed has other parameters);"
             " trace off (store is off);"
-            " store, notify off (celery.backends.redis.RedisBackend._store_result has other"
-            " parameters)"
+            " store off (celery.backends.redis.RedisBackend._store_result has other parameters);"
+            " notify off (store is off)"
         ),
     ),
     "acknowledging, writing ahead": (

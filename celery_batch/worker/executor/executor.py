@@ -240,9 +240,8 @@ class _BatchTrace:
     def _find_fast_items(self, items: Sequence[_Item]) -> FastTrace | None:
         """Find the items that need no tracer; return what stores their results."""
         task, writer = self._task, self._writer
-        if writer is None or not writer.stores_in_bulk:
-            return None
-        if not (FastPaths.of(task.app).is_on("trace") and can_trace_fast(task)):
+        is_on = writer is not None and FastPaths.of(task.app).is_on("trace")
+        if writer is None or not (is_on and can_trace_fast(task)):
             return None
         fast_trace = FastTrace(task, writer, self._accept, shows_results=self._shows_results)
         for item in items:

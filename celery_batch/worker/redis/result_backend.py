@@ -56,26 +56,16 @@ _NO_FACTS: Mapping[str, Facts] = {}
 #: States of which clients are notified; others only by Celery's own means.
 _NOTIFIED = states.READY_STATES | {states.STARTED}
 
-#: Results that are stored one by one and notified of together: the first waits for the last.
-_MOST_UNNOTIFIED = 16
-
 #: Encodes a result's fields.
 _Encode = Callable[[dict[str, Any]], str | bytes]
-
-
-def _is_stock(app: Any) -> bool:
-    """Return whether Celery's own code stores results, and nothing of ours takes part."""
-    paths = FastPaths.of(app)
-    return not (paths.is_on("store") or paths.is_on("notify"))
 
 
 class _Storing(Enum):
     """How a thread stores results for the time being."""
 
-    USUAL = auto()  # as Celery does, and each client is notified at once
-    EACH = auto()  # at once, but in one round trip
+    USUAL = auto()  # as Celery does, but in one round trip if a client is to be notified
+    EACH = auto()  # at once, in one round trip
     TOGETHER = auto()  # at the end of a block
-    NOTIFIED_TOGETHER = auto()  # as usual, but clients are notified of several ends at once
 
 
 class _Block:
@@ -84,8 +74,6 @@ class _Block:
     def __init__(self, storing: _Storing = _Storing.USUAL) -> None:
         self.storing = storing
         self.entries: dict[bytes, Entry] = {}
-        #: Ends that are stored, and of which their clients are not yet notified.
-        self.unnotified: list[Entry] = []
         #: The facts of the model calls of its tasks, by task id.
         self.facts: Mapping[str, Facts] = _NO_FACTS
 
@@ -104,19 +92,15 @@ class BulkResultWriter:
         self._backend = backend
         self._store_one = own_store(backend)
         self._store = RedisStore(backend)
-        paths = FastPaths.of(backend.app)
-        is_known = type(backend) in (RedisBackend, SentinelBackend)
-        #: Whether results can be collected; else each is stored at once.
-        self.stores_in_bulk = is_known and paths.is_on("store")
-        if self.stores_in_bulk:
-            self._result_meta, self._largest = result_meta(backend), largest_value(backend)
-        self._notifies = paths.is_on("notify")
+        self._result_meta, self._largest = result_meta(backend), largest_value(backend)
+        self._notifies = FastPaths.of(backend.app).is_on("notify")
         self._thread = _OfThread()
 
     @classmethod
     def of(cls, backend: Any) -> BulkResultWriter | None:
         """Return a backend's writer, made on first use; None where Celery's own code does all."""
-        if not isinstance(backend, RedisBackend) or _is_stock(backend.app):
+        is_known = type(backend) in (RedisBackend, SentinelBackend)
+        if not (is_known and FastPaths.of(backend.app).is_on("store")):
             return None
         found: BulkResultWriter | None = vars(backend).get("batch_result_writer")
         if found is None:
@@ -127,17 +111,13 @@ class BulkResultWriter:
     @contextmanager
     def storing(self, *, together: bool) -> Iterator[BulkResultWriter]:
         """Store what this thread stores in this block at its end, or each in one round trip."""
-        if self.stores_in_bulk:
-            how = _Storing.TOGETHER if together else _Storing.EACH
-        else:
-            how = _Storing.NOTIFIED_TOGETHER if together else _Storing.USUAL
         thread = self._thread
+        how = _Storing.TOGETHER if together else _Storing.EACH
         before, thread.block = thread.block, _Block(how)
         try:
             yield self
             self._write(self._take())
         finally:
-            self._notify_collected()
             thread.block = before
 
     def record(
@@ -152,13 +132,8 @@ class BulkResultWriter:
         """Store one result as Celery's backend does, soon or now, and notify its client."""
         channel = _reply_channel(task_id, state, request) if self._notifies else ""
         block, name = self._thread.block, bytes_to_str(task_id)
-        is_ours = block.storing in (_Storing.EACH, _Storing.TOGETHER)
-        if not (is_ours or (channel and self.stores_in_bulk)):
+        if block.storing is _Storing.USUAL and not channel:
             self._store_one(task_id, result, state, traceback, request=request, **kwargs)
-            if channel:
-                key = self._backend.get_key_for_task(name)
-                facts = block.facts.get(name, _UNKNOWN_FACTS)
-                self._notify(Entry(name, key, "", state, channel, *facts))
             return result
         meta = self._result_meta(result=result, state=state, traceback=traceback, request=request)
         meta["task_id"] = name
@@ -198,7 +173,6 @@ class BulkResultWriter:
 
     def announce(self) -> None:
         """Store what has been collected, if that is possible at once; else all but starts later."""
-        self._notify_collected()
         entries = self._take()
         try:
             self._store.write(entries)
@@ -213,23 +187,6 @@ class BulkResultWriter:
                 len(entries) - len(kept),
                 error,
             )
-
-    def _notify(self, entry: Entry) -> None:
-        """Notify a client of a result that is stored, soon or now."""
-        block = self._thread.block
-        is_last = entry.state in states.READY_STATES
-        if not is_last or block.storing is not _Storing.NOTIFIED_TOGETHER:
-            self._store.notify([entry])
-            return
-        block.unnotified.append(entry)
-        if len(block.unnotified) == _MOST_UNNOTIFIED:
-            self._notify_collected()
-
-    def _notify_collected(self) -> None:
-        block = self._thread.block
-        unnotified, block.unnotified = block.unnotified, []
-        if unnotified:
-            self._store.notify(unnotified)
 
     def _write(self, entries: list[Entry]) -> None:
         """Store these, retried as Celery's own retry policy says."""
@@ -284,11 +241,10 @@ def named_channel(name: Any) -> str:
 
 def notify_clients(app: Any, tasks: Iterable[Any]) -> None:
     """Notify clients of all results stored in this process and those it forks."""
-    if _is_stock(app):
-        return
-    on_new_backend(app, BulkResultWriter.of)
-    for backend in (app.backend, *(task.backend for task in tasks)):
-        BulkResultWriter.of(backend)
+    if FastPaths.of(app).is_on("store"):
+        on_new_backend(app, BulkResultWriter.of)
+        for backend in (app.backend, *(task.backend for task in tasks)):
+            BulkResultWriter.of(backend)
 
 
 def buffered_results(task: Any) -> AbstractContextManager[BulkResultWriter | None]:

@@ -15,7 +15,6 @@ from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 from celery import states
-from celery.backends.redis import RedisBackend
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
 from celery_batch.compat.older_celery import expiry_of_result
@@ -88,28 +87,6 @@ class RedisStore:
         """Store results, one for each key, and notify their clients; idempotent."""
         for piece in _pieces(entries):
             self._write_piece(piece)
-
-    def notify(self, entries: Iterable[Entry]) -> None:
-        """Try to notify clients of the results that are already stored under the entries' keys."""
-        entries = list(entries)
-        try:
-            stored = self._read([entry.key for entry in entries])
-        except Exception as error:  # noqa: BLE001 (the results are stored)
-            self._warn_unnotified(error)
-            return
-        notifications: _Notifications = {}
-        for entry, value in zip(entries, stored, strict=True):
-            if value:
-                reply = (entry.address[2] + entry.task_id, value, entry.wait)
-                notifications.setdefault(entry.address, []).append(reply)
-        if notifications:
-            self._publish(notifications)
-
-    def _read(self, keys: list[bytes]) -> list[Any]:
-        backend = self._backend
-        if len(keys) > 1 and type(backend).get is RedisBackend.get:
-            return list(backend.mget(keys))
-        return [backend.get(key) for key in keys]  # a user's class may read in its own way
 
     def _write_piece(self, piece: list[Entry]) -> None:
         if time.monotonic() < self.without_scripts_until:

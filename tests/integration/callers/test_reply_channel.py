@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
 from celery import chord
 
 from celery_batch.protocol import FACTS_ID, REPLY_CHANNEL, REPLY_HEADER, STARTED_ID, read_replies
@@ -48,11 +47,10 @@ def ask(task: Any, *args: Any, **options: Any) -> str:
     return task.apply_async(args, **{**HEADERS, **options}).id
 
 
-@pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "one by one"])
-def test_every_end_is_notified(each_setup: Setup, bulk: bool):  # noqa: FBT001
+def test_every_end_is_notified(each_setup: Setup):
     """Answers, errors, retries, refusals and chords: each is notified as it is stored."""
     setup = each_setup
-    setup.worker("-c", "1", conf={"batch_bulk": bulk})
+    setup.worker("-c", "1")
     body = chord([setup.double.s(n).set(**HEADERS) for n in range(3)], setup.total.s())
     with listening(setup) as subscription:
         wanted = {

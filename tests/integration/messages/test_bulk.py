@@ -148,9 +148,9 @@ def test_a_worker_says_which_fast_paths_it_takes(each_setup: Setup):
     worker = each_setup.worker("-c", "1", conf={"batch_bulk": False, "batch_overlap": False})
     read = "amqp_frames" if each_setup.url.startswith("amqp") else "fetch"
     line = (
-        f"intake, notify on; {read}, acknowledge off (batch_bulk is False);"
+        f"intake on; {read}, acknowledge off (batch_bulk is False);"
         " write_ahead, overlap off (batch_overlap is False); trace off (store is off);"
-        " store off (batch_bulk is False)"
+        " store off (batch_bulk is False); notify off (store is off)"
     )
 
     assert [line] == [

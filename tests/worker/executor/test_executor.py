@@ -228,7 +228,7 @@ def test_a_device_stays_broken_whichever_batch_ends_last(
 def test_facts_are_of_the_items_that_ran(app: Celery, monkeypatch: pytest.MonkeyPatch):
     """An expired item has no facts, and the others keep their own."""
     explained: dict[str, Any] = {}
-    writer = SimpleNamespace(stores_in_bulk=False, announce=noop, attach=explained.update)
+    writer = SimpleNamespace(announce=noop, attach=explained.update)
     place = "celery_batch.worker.executor.executor.buffered_results"
     monkeypatch.setattr(place, lambda _task: nullcontext(writer))
 

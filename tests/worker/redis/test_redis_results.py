@@ -465,28 +465,6 @@ def test_a_result_that_is_too_large_is_the_items_error(
         store(app, ("one", states.SUCCESS, "x" * 2000))
 
 
-def test_a_lost_connection_after_storing_is_no_error(
-    make_app: Callable[..., Celery], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-):
-    """Redis goes away between storing and notifying: storing has succeeded."""
-    app = make_app(batch_bulk=False)
-    notify_clients(app, [])
-    backend, looks = app.backend, []
-    get = backend.get
-
-    def get_once(key: Any) -> Any:
-        looks.append(key)  # Celery looks before it stores
-        if len(looks) > 1:
-            raise redis.ConnectionError("gone")
-        return get(key)
-
-    monkeypatch.setattr(backend, "get", get_once)
-    backend.mark_as_done("one", 1, request=context("one", **{REPLY_HEADER: HERE}))
-
-    assert 2 == len(looks)
-    assert "SUCCESS" == json.loads(client.get("celery-task-meta-one"))["status"]
-
-
 def test_every_thread_notifies(make_app: Callable[..., Celery], client: redis.Redis):
     """Celery has a backend for each thread; all of them notify, independently."""
     app = make_app()
@@ -529,92 +507,13 @@ class Derived(RedisBackend):
     """A backend class of the user."""
 
 
-def test_users_backend_stores_by_itself(
-    make_app: Callable[..., Celery], client: redis.Redis, broker: str
-):
-    """A class derived from Celery's stores by itself; its clients are notified afterwards."""
+def test_users_backend_stores_by_itself(make_app: Callable[..., Celery], broker: str):
+    """A class derived from Celery's may store in its own way, and so is left as it is."""
     app = make_app()
     backend = Derived(app=app, url=broker.removeprefix("redis+"))
-    BulkResultWriter.of(backend)
-    subscription = listen(client, HERE)
-    request = context("one", **{REPLY_HEADER: HERE})
-    backend.store_result("one", 1, states.SUCCESS, request=request)
-    ((_, payload),) = received(subscription)
-    subscription.close()
 
-    assert [("one", client.get("celery-task-meta-one"))] == read_replies(payload)
-
-
-def test_ends_that_are_stored_one_by_one_are_notified_together(
-    make_app: Callable[..., Celery], client: redis.Redis
-):
-    """At most 16 of a batch, those that are there before the model is called, and the rest."""
-    app = make_app(batch_disable_fast_paths=["store"])
-    task, names = app.tasks["results.same"], [str(n) for n in range(20)]
-    subscription = listen(client, HERE)
-    with buffered_results(task) as writer:
-        for name in names:
-            request = context(name, **{REPLY_HEADER: HERE})
-            task.backend.store_result(name, name, states.SUCCESS, request=request)
-            if name == "1":
-                writer.announce()
-    told = [read_replies(payload) for _, payload in received(subscription)]
-    subscription.close()
-
-    assert not writer.stores_in_bulk
-    assert [names[:2], names[2:18], names[18:]] == [[name for name, _ in each] for each in told]
-    assert [client.get(f"celery-task-meta-{name}") for name in names] == [
-        value for each in told for _, value in each
-    ]
-
-
-def test_ends_are_notified_although_the_batch_breaks_off(
-    make_app: Callable[..., Celery], client: redis.Redis
-):
-    """What is stored is stored, whatever becomes of the rest."""
-    app = make_app(batch_disable_fast_paths=["store"])
-    task = app.tasks["results.same"]
-    subscription = listen(client, HERE)
-    request = context("one", **{REPLY_HEADER: HERE})
-
-    def break_off() -> None:
-        with buffered_results(task):
-            task.backend.store_result("one", 1, states.SUCCESS, request=request)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        break_off()
-    ((_, payload),) = received(subscription)
-    subscription.close()
-
-    assert [("one", client.get("celery-task-meta-one"))] == read_replies(payload)
-
-
-class Reading(Derived):
-    """A backend class of the user, which reads in its own way."""
-
-    def get(self, key: Any) -> Any:
-        """Return what is stored, changed."""
-        stored = super().get(key)
-        return stored and stored.replace(b"SUCCESS", b"SECRETS")
-
-
-def test_results_are_notified_as_the_users_backend_reads_them(
-    make_app: Callable[..., Celery], client: redis.Redis, broker: str
-):
-    """Its callers would read them with the same class."""
-    app = make_app()
-    task = app.tasks["results.same"]
-    type(task).backend = Reading(app=app, url=broker.removeprefix("redis+"))
-    subscription = listen(client, HERE)
-    with buffered_results(task):
-        for name in "ab":
-            request = context(name, **{REPLY_HEADER: HERE})
-            task.backend.store_result(name, 1, states.SUCCESS, request=request)
-    ((_, payload),) = received(subscription)
-    subscription.close()
-
-    assert [b"SECRETS" in value for _, value in read_replies(payload)] == [True, True]
+    assert BulkResultWriter.of(backend) is None
+    assert "_store_result" not in vars(backend)
 
 
 @pytest.mark.parametrize("scripts", [True, False], ids=["script", "no script"])
