@@ -97,10 +97,6 @@ class LatencyModel:
             self._slowness = max(_quantile(counted), 1.0)
         return self._slowness
 
-    @slowness.setter
-    def slowness(self, slowness: float) -> None:
-        self._slowness, self._judged_as_of = slowness, None
-
     def expected(self, work: float) -> float:
         """Return how long a call takes."""
         return self.a + self.b * work

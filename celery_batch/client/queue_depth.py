@@ -27,7 +27,6 @@ import logging
 import math
 import threading
 import time
-from functools import partial
 from typing import Any, NamedTuple
 
 from amqp.exceptions import RecoverableConnectionError
@@ -281,8 +280,14 @@ class DepthPoller(BrokerPoller):
 
     def _measure(self, wanted: list[tuple[str, Depth]]) -> bool:
         """Measure queues; return whether the broker has answered."""
+
+        def record_all(reader: DepthReader) -> None:
+            for queue, depth in wanted:
+                settled = depth.settled
+                depth.record(reader.count(queue), settled, time.monotonic())
+
         try:
-            self._read(partial(_record_all, wanted))
+            self._read(record_all)
         except Exception as error:  # noqa: BLE001 (whatever it is, calls have to go on)
             is_unreachable = isinstance(error, _UNREACHABLE)
             if not self._is_failing:
@@ -297,9 +302,3 @@ class DepthPoller(BrokerPoller):
             return False
         self._is_failing = False
         return True
-
-
-def _record_all(wanted: list[tuple[str, Depth]], reader: DepthReader) -> None:
-    for queue, depth in wanted:
-        settled = depth.settled
-        depth.record(reader.count(queue), settled, time.monotonic())

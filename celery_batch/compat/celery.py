@@ -79,15 +79,13 @@ class RateLimits:
 
 def on_eta(consumer: Any, note: Callable[[Any], object]) -> None:
     """Have a function get each ordinary task's request when its ETA has come, before it is run."""
+
+    def noted(apply: Callable[..., Any], request: Any, *args: Any) -> Any:
+        note(request)
+        return apply(request, *args)
+
     for name in ("apply_eta_task", "_limit_post_eta"):  # private; `RateLimits` has it, too
-        setattr(consumer, name, partial(_note_and_apply, note, getattr(consumer, name)))
-
-
-def _note_and_apply(
-    note: Callable[[Any], object], apply: Callable[..., Any], request: Any, *args: Any
-) -> Any:
-    note(request)
-    return apply(request, *args)
+        setattr(consumer, name, partial(noted, getattr(consumer, name)))
 
 
 def does_debug() -> bool:

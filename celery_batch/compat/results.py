@@ -17,7 +17,6 @@ __all__ = [
     "largest_value",
     "notify_of_ends",
     "on_new_backend",
-    "own_store",
     "quick_client",
     "result_meta",
     "shown_url",
@@ -58,14 +57,10 @@ def quick_client(backend: Any, timeout: float, retry: Retry, **params: Any) -> A
     return client
 
 
-def own_store(backend: Any) -> Callable[..., Any]:
-    """Return the method with which a Redis backend's class stores a result."""
-    return type(backend)._store_result.__get__(backend)  # type: ignore[no-any-return]
-
-
-def store_with(backend: Any, store: Callable[..., Any]) -> None:
-    """Have a Redis backend store all results with another function in place of `own_store`."""
+def store_with(backend: Any, store: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a Redis backend store all results with a function; return its class's own method."""
     backend._store_result = store
+    return type(backend)._store_result.__get__(backend)  # type: ignore[no-any-return]
 
 
 def result_meta(backend: Any) -> Callable[..., dict[str, Any]]:

@@ -104,7 +104,10 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         _warn_of_default_concurrency(worker, self.tasks, kwargs)
         self._is_registered = False
         if self.tasks:
-            self._raise_prefetch(worker)
+            wanted = prefetch.messages_per_process(self.tasks)
+            prefetch.warn_about_limits(worker, wanted)
+            if worker.prefetch_multiplier != 0:  # Celery's value for no limit
+                worker.prefetch_multiplier = max(worker.prefetch_multiplier, wanted)
         notify_clients(worker.app, batch_tasks(worker.app))
 
     def create(self, worker: Any) -> None:
@@ -170,12 +173,6 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
     @property
     def _names(self) -> list[str]:
         return [task.name for task in self.tasks]
-
-    def _raise_prefetch(self, worker: Any) -> None:
-        wanted = prefetch.messages_per_process(self.tasks)
-        prefetch.warn_about_limits(worker, wanted)
-        if worker.prefetch_multiplier != 0:  # Celery's value for no limit
-            worker.prefetch_multiplier = max(worker.prefetch_multiplier, wanted)
 
     def _fail(self, error: BatchError) -> None:
         cause = error.__cause__ if isinstance(error, LoadFailed) else None

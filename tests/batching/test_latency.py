@@ -141,7 +141,7 @@ def test_the_largest_batch_in_time_leaves_room_for_slow_ones():
     """Noise and the time to store results count."""
     model = known()
     model.observe_overhead(0.010, 0.0)
-    model.slowness = 1.25
+    model._slowness, model._judged_as_of = 1.25, None
 
     assert pytest.approx((0.1 - 0.010) / 1.25, rel=0.01) == model.expected(model.largest(0.1))
     assert pytest.approx(0.1, rel=0.01) == model.slow(model.largest(0.1))
@@ -206,7 +206,7 @@ def test_a_batch_is_as_large_as_the_policy_allows_if_that_is_in_time():
 def test_a_batch_that_would_miss_the_target_is_smaller():
     """The size is what a slow batch can have within the target."""
     queue = queue_of(TARGETED, 0.016, 0.002)
-    queue.model.slowness = 1.0
+    queue.model._slowness, queue.model._judged_as_of = 1.0, None
     fill(queue, 64, 0.0)
     batch = taken(queue, 0.0)
 
@@ -376,7 +376,7 @@ def test_a_target_may_be_taken_away():
 def test_what_cannot_make_it_is_known_when_it_comes():
     """All that has left and all that waits goes before it."""
     queue = queue_of(TARGETED)
-    queue.model.slowness = 1.0
+    queue.model._slowness, queue.model._judged_as_of = 1.0, None
     assert not queue.late_by(Request("alone", -1.0), 0.0)
     fill(queue, 64, 0.0)
     taken(queue, 0.0)
@@ -391,7 +391,7 @@ def test_what_cannot_make_it_is_known_when_it_comes():
 def test_one_that_would_make_the_oldest_late_is_refused():
     """Else each batch would be late because of those that joined it last."""
     queue = queue_of(TARGETED)
-    queue.model.slowness = 1.0
+    queue.model._slowness, queue.model._judged_as_of = 1.0, None
     fill(queue, 64, 0.0)
     taken(queue, 0.0)
     fill(queue, 18, 0.0)
@@ -441,7 +441,7 @@ def test_slow_calls_of_long_ago_refuse_nothing():
 def test_more_is_refused_where_predictions_err():
     """Accepted requests have to be early by a margin, which grows with those that were late."""
     queue = queue_of(TARGETED)
-    queue.model.slowness = 1.0
+    queue.model._slowness, queue.model._judged_as_of = 1.0, None
     fill(queue, 64, 0.0)
     taken(queue, 0.0)
     assert not queue.late_by(Request("new", 0.0), 0.0)
@@ -494,7 +494,7 @@ def test_each_key_that_waits_is_a_batch_of_its_own():
     policy = BatchPolicy(64, 10.0, target_latency=0.1)
     queue: TargetedQueue[str] = TargetedQueue(KeyedBatcher(policy))
     teach(queue.model)
-    queue.model.slowness = 1.0
+    queue.model._slowness, queue.model._judged_as_of = 1.0, None
     for n in range(20):
         queue.add(Request(str(n), 0.0, key=n))
     queue.next(0.0)
@@ -575,7 +575,7 @@ def test_padding_counts_in_what_goes_before():
         1024, 0.01, max_batch_cost=64, padded=True, sort_window=0, target_latency=0.1
     )
     queue = queue_of(policy)
-    queue.model.slowness = 1.0
+    queue.model._slowness, queue.model._judged_as_of = 1.0, None
     late = []
     for _ in range(2):
         for n in range(20):

@@ -257,20 +257,17 @@ class Publisher(PerProcess):
                     result = apply(**{**options, "producer": collector})
             # With no producer held: the write needs one, and there may be no other.
             if driver == "redis":
-                return self._add_collected(collector, result, bulk)
+                if collector.captured is None:  # it was sent
+                    bulk.sent.append(result)
+                else:
+                    key, message = collector.captured
+                    bulk.add(PreparedMessage(key, dumps(message)), result, self._send_buffer)
+                return result
             if driver != "amqp" or not confirms or bulk.app is not None:
                 return self._apply_singly(apply, options, bulk)
         bulk.uploads.require(task_id)
         bulk.confirmed = bulk.confirmed or ConfirmedBulk(self._app, bulk)
         return bulk.confirmed.send(apply, options)
-
-    def _add_collected(self, collector: RedisProducer, result: Any, bulk: BulkWrite) -> Any:
-        if collector.captured is None:  # it was sent
-            bulk.sent.append(result)
-        else:
-            key, message = collector.captured
-            bulk.add(PreparedMessage(key, dumps(message)), result, self._send_buffer)
-        return result
 
     def _apply_singly(
         self, apply: Callable[..., Any], options: dict[str, Any], bulk: BulkWrite

@@ -18,6 +18,7 @@ from typing import Any
 
 from celery_batch.compat.kombu import returns_here
 from celery_batch.errors import ConfigurationError
+from celery_batch.worker.dispatch.batch_job import is_revoked
 from celery_batch.worker.scheduling.routing import queue_of
 from celery_batch.worker.scheduling.scheduler import Scheduler
 from celery_batch.worker.scheduling.task_queue import TaskQueue
@@ -102,7 +103,7 @@ class PauseControl:
     def _check(self) -> None:
         """Give back the requests that have come since, and drop expired and revoked ones."""
         for task_queue in self._paused():
-            task_queue.drop_revoked()
+            task_queue.take_set_aside(is_revoked)  # their ends are announced
             self._give_back(task_queue)
 
     def _give_back(self, task_queue: TaskQueue) -> None:

@@ -42,7 +42,7 @@ from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor.fast_trace import ignores_result
 from celery_batch.worker.executor.stored_values import Instead, read_stored_values
 from celery_batch.worker.executor.time_limit import SoftLimit
-from celery_batch.worker.redis.result_backend import results_stored_each
+from celery_batch.worker.redis.result_backend import buffered_results
 
 __all__ = ["run_requests"]
 
@@ -71,7 +71,10 @@ def run_requests(task: Any, payload: BatchPayload, limit: SoftLimit) -> BatchEnd
     if not requests:
         return BatchEnd(results, unanswered=Unanswered.NOT_READ)
     began = time.monotonic()
-    with results_stored_each(task), _known_ends.noted(task, shown=payload.has_watchers) as ends:
+    with (
+        buffered_results(task, together=False),
+        _known_ends.noted(task, shown=payload.has_watchers) as ends,
+    ):
         failure = _call(task, list(requests.values()), limit)
         ended = time.monotonic()
         for index, request in requests.items():

@@ -36,18 +36,14 @@ _GRACE = 5.0
 _LONGEST_FOLDER = 80
 
 
-def _short_folder() -> tempfile.TemporaryDirectory[str]:
-    folder = tempfile.gettempdir()
-    if len(folder) > _LONGEST_FOLDER:
-        folder = "/tmp"  # noqa: S108 (the folder in it is private)
-    return tempfile.TemporaryDirectory(prefix="cb-", dir=folder)
-
-
 class WarmUp:
     """Receives the reports of pool processes about loading their models."""
 
     def __init__(self, tasks: list[str], processes: int, timeout: float) -> None:
-        self._folder = _short_folder()
+        parent = tempfile.gettempdir()
+        if len(parent) > _LONGEST_FOLDER:
+            parent = "/tmp"  # noqa: S108 (the folder in it is private)
+        self._folder = tempfile.TemporaryDirectory(prefix="cb-", dir=parent)
         address = str(Path(self._folder.name) / "loading")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(address)

@@ -133,7 +133,10 @@ class Lease:
             except Exception as error:  # noqa: BLE001 (no error may end the lease's thread)
                 self._note_outage(error)
             else:
-                self._note_recovery()
+                if self._has_outage:
+                    self._has_outage = False
+                    allow_connections()
+                    logger.warning("The lease on messages is renewed again")
 
     def _renew_in_time(self) -> bool:
         """Renew the lease; return whether it is this worker that searches for dead ones now."""
@@ -224,9 +227,3 @@ class Lease:
         abort_connections(self.client, self.before_refusal)
         if self.is_late:
             self.on_shutdown_without_redis()
-
-    def _note_recovery(self) -> None:
-        if self._has_outage:
-            self._has_outage = False
-            allow_connections()
-            logger.warning("The lease on messages is renewed again")

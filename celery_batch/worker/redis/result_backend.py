@@ -27,7 +27,6 @@ from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.compat.results import (
     largest_value,
     on_new_backend,
-    own_store,
     result_meta,
     store_with,
 )
@@ -43,7 +42,6 @@ __all__ = [
     "buffered_results",
     "named_channel",
     "notify_clients",
-    "results_stored_each",
 ]
 
 logger = logging.getLogger(__name__)
@@ -90,7 +88,7 @@ class BulkResultWriter:
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
-        self._store_one = own_store(backend)
+        self._store_one = store_with(backend, self.record)
         self._store = RedisStore(backend)
         self._result_meta, self._largest = result_meta(backend), largest_value(backend)
         self._notifies = FastPaths.of(backend.app).is_on("notify")
@@ -105,7 +103,6 @@ class BulkResultWriter:
         found: BulkResultWriter | None = vars(backend).get("batch_result_writer")
         if found is None:
             found = backend.batch_result_writer = cls(backend)
-            store_with(backend, found.record)
         return found
 
     @contextmanager
@@ -247,13 +244,9 @@ def notify_clients(app: Any, tasks: Iterable[Any]) -> None:
             BulkResultWriter.of(backend)
 
 
-def buffered_results(task: Any) -> AbstractContextManager[BulkResultWriter | None]:
-    """Return a context that stores its results together, at its end; its value is the writer."""
+def buffered_results(
+    task: Any, *, together: bool = True
+) -> AbstractContextManager[BulkResultWriter | None]:
+    """Return a context that stores results at its end, or each in one round trip; the writer's."""
     writer = BulkResultWriter.of(task.backend)
-    return nullcontext() if writer is None else writer.storing(together=True)
-
-
-def results_stored_each(task: Any) -> AbstractContextManager[BulkResultWriter | None]:
-    """Return a context in which each result is stored at once, but in one round trip."""
-    writer = BulkResultWriter.of(task.backend)
-    return nullcontext() if writer is None else writer.storing(together=False)
+    return nullcontext() if writer is None else writer.storing(together=together)

@@ -94,7 +94,8 @@ class Scheduler:
             task_queue.set_aside(request)
             return
         if task_queue.sheds and (late := task_queue.late_by(request, self._urgency(request))):
-            self._refuse_late(task_queue, request, late)
+            self.recorder.failed_waiting(request)
+            self._completion.refuse(request, late, task_queue.policy.target_latency or late)
             return
         task_queue.add(request, urgency=self._urgency(request))
         if not self._is_adding_many:
@@ -251,11 +252,6 @@ class Scheduler:
         # A batch that is ready now, or messages that can be read now, must not wait for the
         # bookkeeping of this one.
         self._completion.complete_after(self.dispatch, follow_up)
-
-    def _refuse_late(self, task_queue: TaskQueue, request: Any, late: float) -> None:
-        """Fail a request that would miss the latency target of its task."""
-        self.recorder.failed_waiting(request)
-        self._completion.refuse(request, late, task_queue.policy.target_latency or late)
 
     def _job_left(self, job: BatchJob) -> None:
         with self.slots.lock:

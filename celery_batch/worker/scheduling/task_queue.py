@@ -27,7 +27,7 @@ from celery_batch.config import LARGEST_BATCH, policy_of
 from celery_batch.items.functions import item_cost_of, item_key_of
 from celery_batch.serialization.row_digest import row_digest_of
 from celery_batch.telemetry.meter import Tally
-from celery_batch.worker.dispatch.batch_job import BatchJob, is_revoked
+from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import BatchEnd
 from celery_batch.worker.scheduling.target import CallTimes, TargetTracker, is_exempt, sent_at
 
@@ -414,10 +414,6 @@ class TaskQueue:
         for request in all_of_them:
             (taken if is_wanted(request) else self._set_aside).append(request)
         return taken
-
-    def drop_revoked(self) -> int:
-        """Announce which requests that were set aside are revoked or expired; return how many."""
-        return len(self.take_set_aside(is_revoked))
 
     @property
     def oldest_age(self) -> float:
