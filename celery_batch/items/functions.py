@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from celery_batch.runtime.signature import (
     own_attribute,
     signature_of,
 )
+from celery_batch.serialization.arrays import EncodedArray
+from celery_batch.serialization.typed_json import StoredValue
 
 __all__ = [
     "ItemKey",
@@ -33,9 +36,17 @@ __all__ = [
     "item_cost_of",
     "item_key_of",
     "option_of",
+    "warn_of_array",
 ]
 
+logger = logging.getLogger(__name__)
+
+#: The options of which `warn_of_array` has warned.
+_warned: set[str] = set()
+
 _OF_CELERY = (SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate)
+
+_NOT_DECODED = (EncodedArray, StoredValue)
 
 #: Types of keys that need no check: hashable, and compared without code of a user.
 _PLAIN = (str, int, bool, type(None))
@@ -54,6 +65,19 @@ def option_of(task: Any, name: str) -> Any:
     """Return a task's own attribute, else its model's, as it was written."""
     own = own_attribute(task, name)
     return own_attribute(task.model, name) if own is None and task.model is not None else own
+
+
+def warn_of_array(option: str, error: BaseException, values: Sequence[Any]) -> None:
+    """Warn once that an option's function fails where an array, which is not decoded, is given."""
+    if option in _warned or not any(isinstance(each, _NOT_DECODED) for each in values):
+        return
+    _warned.add(option)
+    text = (
+        "%s: the function needs more of an array than dtype, shape, ndim, nbytes and len(), which"
+        " it has in the worker's main process: batches are formed without it (%s); give the task a"
+        " parameter that holds what the function computes"
+    )
+    logger.warning(text, option, error)
 
 
 def item_cost_of(task: Any) -> ItemCost | None:

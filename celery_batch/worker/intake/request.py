@@ -20,7 +20,7 @@ from celery_batch.compat.backend_hooks import as_stored
 from celery_batch.compat.billiard import signalled_processes
 from celery_batch.compat.older_celery import success_was_stored
 from celery_batch.errors import BatchError
-from celery_batch.items.functions import ItemKey, is_interrupt
+from celery_batch.items.functions import ItemKey, is_interrupt, warn_of_array
 from celery_batch.payloads.release import PayloadRelease
 from celery_batch.payloads.values import PayloadReference
 from celery_batch.protocol import LOSSES, PAYLOADS, ROWS
@@ -226,6 +226,7 @@ class BatchRequest(Request):  # type: ignore[misc]
                 if is_interrupt(error):
                     raise
                 self.batch_key = object()
+                self._warn_of_array("batch_by", error)
 
     @property
     def _is_large(self) -> bool:
@@ -235,8 +236,14 @@ class BatchRequest(Request):  # type: ignore[misc]
     def _own_cost(self, item_cost: ItemCost, args: Any, kwargs: Any, most: float) -> float:
         try:
             return item_cost.of_call(args, kwargs)
-        except (BatchError, TypeError, ValueError):
+        except (BatchError, TypeError, ValueError) as error:
+            self._warn_of_array("cost", error)
             return 0.0 if self.payload_key is None else most  # it needs what is stored beside
+
+    def _warn_of_array(self, option: str, error: BaseException) -> None:
+        if not self.is_undecoded:
+            values = [*self._args, *self._kwargs.values()]
+            warn_of_array(f"{self._task.name}.{option}", error, values)
 
     def _compute_cost(self, item_cost: ItemCost, policy: BatchPolicy) -> None:
         """Compute the cost of a chunk, or of a request with a large body."""

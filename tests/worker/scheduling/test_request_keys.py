@@ -11,6 +11,8 @@ from celery.exceptions import WorkerShutdown
 
 from celery_batch import BatchTask
 from celery_batch.batching.batch import LEAST_URGENT
+from celery_batch.serialization.arrays import EncodedArray
+from celery_batch.serialization.typed_json import StoredValue
 from celery_batch.telemetry.meter import Tally
 from celery_batch.worker.scheduling.prefetch import messages_per_process
 from celery_batch.worker.scheduling.task_queue import KEY_WINDOW, TaskQueue
@@ -21,7 +23,7 @@ def make_task(broker: str = "memory://", **options: Any) -> Any:
     """Return a task whose batches have one language."""
     app = Celery("keys", set_as_current=False, broker=broker)
 
-    @app.task(base=BatchTask, name="keys.task", **{"batch_by": "language", **options})
+    @app.task(base=BatchTask, **{"name": "keys.task", "batch_by": "language", **options})
     def task(text: Any, language: Any = "en") -> Any:  # noqa: ARG001
         return text
 
@@ -59,6 +61,22 @@ def test_a_worker_that_is_to_stop_computes_no_key():
     task = make_task(batch_by=stopped)
     with pytest.raises(WorkerShutdown):
         queue(task).add(request(task, "a"))
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_function_that_needs_an_array_s_values_is_named(is_stored, caplog):
+    """Where the worker forms batches, it has none: each batch has one item, as the log says."""
+    array = StoredValue(0, "ndarray", "<i8", (2,)) if is_stored else EncodedArray(
+        "ndarray", "<i8", (2,), bytes(16)
+    )  # fmt: skip
+    task = make_task(name=f"keys.stored-{is_stored}", batch_by=lambda text, _: int(text[0]))
+    task_queue = queue(task)
+    for wrong in ("no number", array, array):
+        task_queue.add(request(task, wrong))
+
+    assert 1 == len(caplog.records)
+    assert f"{task.name}.batch_by: the function needs more of an array than" in caplog.text
+    assert "object is not subscriptable" in caplog.text
 
 
 def test_a_key_is_computed_once():
