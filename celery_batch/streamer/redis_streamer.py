@@ -27,6 +27,7 @@ from kombu.exceptions import OperationalError
 from kombu.utils.url import maybe_sanitize_url
 
 from celery_batch.batching.policy import is_above_zero, is_whole, require
+from celery_batch.client.publish.send_many import PartlySent
 from celery_batch.client.results.futures import future_of, notify_cancelled, settle
 from celery_batch.client_methods import ClientMethods
 from celery_batch.item_lists import refuse_one_value
@@ -36,12 +37,6 @@ __all__ = ["RedisStreamer", "RequestFuture"]
 
 #: Futures with callbacks, which keep them alive.
 _with_callbacks: set[RequestFuture] = set()
-
-#: The apps whose Redis was connected to.
-_connected: weakref.WeakSet[Celery] = weakref.WeakSet()
-
-#: Retries for a Redis that never answered.
-_ONCE_MORE = {"max_retries": 1, "interval_start": 0.5}
 
 
 class RequestFuture(Future):  # type: ignore[type-arg]
@@ -180,9 +175,9 @@ class RedisStreamer:
             if not isinstance(error.__cause__, self.app.backend.connection_errors):
                 raise
             raise self._unreachable(error.__cause__) from error
+        except PartlySent:
+            raise  # some were sent, and the error has their results
         except OperationalError as error:
-            if type(error) is not OperationalError:
-                raise  # some were sent, and the error has their results
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: BaseException) -> OperationalError:
@@ -208,7 +203,6 @@ class RedisStreamer:
         refuse_one_value("a streamer", batch)
         items = list(batch)
         with self._connection_errors_named():
-            self._connect()
             if len(items) == 1:
                 results = [self.task.apply_async((items[0],), None, queue=self.queue)]
             else:
@@ -255,8 +249,6 @@ class RedisStreamer:
 
     async def _send(self, items: list[Any]) -> list[Any]:
         with self._connection_errors_named():
-            if self.app not in _connected:
-                await asyncio.to_thread(self._connect)
             if len(items) == 1:
                 return [await self.task.aapply_async((items[0],), queue=self.queue)]
             return await self.task.aapply_many(_calls(items), queue=self.queue)  # type: ignore[no-any-return]
@@ -270,13 +262,6 @@ class RedisStreamer:
         """
         msg = "a RedisStreamer owns no workers; stop the program that runs them"
         raise NotImplementedError(msg)
-
-    def _connect(self) -> None:
-        """Connect at first, with fewer retries than later."""
-        if self.app not in _connected:
-            with self.app.connection_for_write() as connection:
-                connection.ensure_connection(**_ONCE_MORE)
-            _connected.add(self.app)
 
 
 def _calls(items: list[Any]) -> Iterator[tuple[Any, None]]:
