@@ -26,9 +26,7 @@ from kombu.serialization import registry
 from kombu.utils.url import maybe_sanitize_url
 from redis.exceptions import NoPermissionError, RedisError
 
-from celery_batch.broker_depth import can_read_depth, open_depth_reader
 from celery_batch.checks.facts import (
-    PREFORK,
     Facts,
     Machine,
     PayloadFacts,
@@ -48,7 +46,7 @@ from celery_batch.cluster.control_client import (
 from celery_batch.cluster.state import runs_batches
 from celery_batch.compat.fast_paths import FastPaths, PathState
 from celery_batch.compat.results import shown_url
-from celery_batch.config import FAST_PATHS, Settings
+from celery_batch.config import Settings
 from celery_batch.errors import ConfigurationError
 from celery_batch.formatting import did_you_mean
 from celery_batch.items.shapes import check_padding_cost
@@ -61,7 +59,6 @@ from celery_batch.payloads.store import (
     StoreRefused,
 )
 from celery_batch.runtime.devices import check_device, usable_cores
-from celery_batch.worker.dispatch.job_submitter import overlap_state
 from celery_batch.worker.metrics.exporter import address_of
 from celery_batch.worker.redis.answer_cache import cache_backend
 from celery_batch.worker.scheduling.routing import (
@@ -112,7 +109,7 @@ def collect(app: Any) -> Facts:
         unasked=unasked,
         depths={} if broker.error else depths_of(app, set(queues.values())),
         version=version("celery-batch"),
-        fast_paths=fast_paths_of(app, broker.kind),
+        fast_paths=fast_paths_of(app),
     )
 
 
@@ -152,42 +149,19 @@ def missing_serializers(app: Any, tasks: Sequence[Any]) -> dict[str, str]:
     return found
 
 
-#: The fast paths that only some brokers have.
-_BROKERS = {"amqp_frames": ("amqp",), "fetch": ("redis",), "acknowledge": ("redis", "amqp")}
-
-
-def fast_paths_of(app: Any, broker: str) -> tuple[PathState, ...]:
-    """Return the state of each fast path, as the app's settings are; nothing if one is wrong."""
+def fast_paths_of(app: Any) -> tuple[PathState, ...]:
+    """Return the states of a caller's fast paths, as the settings are; nothing if one is wrong."""
     try:
-        reasons = {name: FastPaths.of(app).state(name).reason for name in FAST_PATHS}
+        paths = FastPaths.of(app)
+        with suppress(Exception):  # no such transport or backend, of which other checks speak
+            why_off = {"publish": why_slow(app), "notify": why_not_notified(app)}
+            return tuple(
+                PathState(name, paths.state(name).reason or reason)
+                for name, reason in why_off.items()
+            )
     except ConfigurationError:
-        return ()  # `trouble` says it
-    with suppress(Exception):  # no such transport or backend, of which other checks speak
-        reasons |= {name: reasons[name] or other for name, other in _why_off(app).items()}
-    return tuple(
-        PathState(name, reason)
-        for name, reason in reasons.items()
-        if broker in _BROKERS.get(name, (broker,))
-    )
-
-
-def _why_off(app: Any) -> dict[str, str]:
-    """Return why fast paths are off that no library keeps from being on."""
-    conf, pool = app.conf, pool_of(app)
-    pool = "prefork" if pool in PREFORK else pool
-    processes = conf.worker_concurrency or os.cpu_count() or 1  # as a worker without the option
-    backend = app.backend
-    elsewhere = "" if ResultReader.supports(backend) else f"results are in {type(backend).__name__}"
-    return {
-        "publish": why_slow(app),
-        "notify": why_not_notified(app),
-        "intake": "worker_send_task_events is on" if conf.worker_send_task_events else "",
-        **{
-            path: overlap_state(app, processes, path, pool=pool).reason
-            for path in ("write_ahead", "overlap")
-        },
-        **dict.fromkeys(("trace", "store"), elsewhere),
-    }
+        pass  # `trouble` says it
+    return ()
 
 
 def trouble_of(app: Any) -> str:
@@ -295,10 +269,8 @@ def _redis_of_results(backend: Any) -> Server:
 
 def depths_of(app: Any, queues: set[str]) -> dict[str, int]:
     """Return how many messages wait in these queues; nothing where the broker cannot say it."""
-    with suppress(Exception):
-        if can_read_depth(app):
-            with closing(open_depth_reader(app)) as reader:
-                return {queue: reader.count(queue) for queue in sorted(queues)}
+    with suppress(Exception), closing(ControlClient(app)) as client:
+        return client.depths(sorted(queues))
     return {}
 
 

@@ -201,7 +201,7 @@ class Facts:
     depths: Mapping[str, int] = field(default_factory=dict)
     #: Of celery_batch.
     version: str = ""
-    #: Which would be on in a process here.
+    #: Those of a caller here.
     fast_paths: tuple[PathState, ...] = ()
 
     @property

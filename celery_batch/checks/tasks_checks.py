@@ -157,7 +157,7 @@ def _held_too(facts: Facts) -> Iterator[Finding]:
         return
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     shared = f"Ordinary tasks share a queue with batch tasks ({', '.join(names[:_NAMED])}{more})"
-    if any(state.name == "fetch" and state.is_on for state in facts.fast_paths):
+    if facts.bulk and facts.broker.kind == "redis":
         yield ok(f"{shared}: {_most_ordinary(facts.conf)}")
         return
     yield ok(

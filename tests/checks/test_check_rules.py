@@ -762,9 +762,9 @@ FINE = [
 @pytest.mark.parametrize(("names", "listed"), [("ab", "(a, b)"), ("abcd", "(a, b, c and 1 more)")])
 def test_ordinary_tasks_in_a_batch_task_s_queue_are_named(names, listed):
     """A worker holds as many of them, too, unless messages are read in bulk on Redis."""
-    shared = replace(GOOD, ordinary=tuple(names), fast_paths=())
-    _, found = tasks_checks.prefetch(shared)
-    _, limited = tasks_checks.prefetch(replace(shared, fast_paths=(PathState("fetch", ""),)))
+    shared = replace(GOOD, ordinary=tuple(names))
+    _, found = tasks_checks.prefetch(replace(shared, broker=Server(kind="amqp")))
+    _, limited = tasks_checks.prefetch(shared)
 
     assert [Level.OK] * 2 == [found.level, limited.level]
     assert f"batch tasks {listed}: a worker holds as many of their messages" in found.says
@@ -782,7 +782,7 @@ def test_number_of_ordinary_tasks_is_that_of_the_settings(conf, says):
     """A multiplier of 0 is no limit, and with a disabled prefetch it is not the multiplier's."""
     app = Celery()
     app.conf.update(conf)
-    facts = replace(GOOD, app=app, ordinary=("a",), fast_paths=(PathState("fetch", ""),))
+    facts = replace(GOOD, app=app, ordinary=("a",))
     *_, found = tasks_checks.prefetch(facts)
 
     assert f"share a queue with batch tasks (a): a worker {says}" in found.says

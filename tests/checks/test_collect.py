@@ -277,54 +277,25 @@ def test_other_places_for_payloads(tmp_path: Path):
     assert payloads_of(app_with(result_backend="nosuch://x")) is None
 
 
-def paths(**settings):
-    """Return which fast paths are off, and why, with results and messages in Redis."""
-    redis = {"broker_url": "redis://", "result_backend": "redis://", "worker_concurrency": 1}
-    states = fast_paths_of(app_with(**{**redis, **settings}), "redis")
-    assert "fetch" in [state.name for state in states]
-    assert "amqp_frames" not in [state.name for state in states]
-    return {state.name: state.reason for state in states if not state.is_on}
-
-
 @pytest.mark.parametrize(
     ("settings", "off"),
     [
         ({}, {}),
         ({"task_send_sent_event": True}, {"publish": "task_send_sent_event is on"}),
-        ({"worker_send_task_events": True}, {"intake": "worker_send_task_events is on"}),
-        (
-            {"worker_pool": "solo"},
-            dict.fromkeys(("write_ahead", "overlap"), "the pool is solo"),
-        ),
-        ({"worker_pool": "threads"}, {"write_ahead": "the pool is threads"}),
-        (
-            {"worker_pool": "threads", "worker_concurrency": 2},
-            {
-                "write_ahead": "the pool is threads",
-                "overlap": "this worker may have 2 threads: normal",
-            },
-        ),
-        (
-            {"worker_concurrency": 4},
-            dict.fromkeys(("write_ahead", "overlap"), "this worker may have 4 processes: normal"),
-        ),
-        (
-            {"result_backend": "rpc://"},
-            dict.fromkeys(("notify", "trace", "store"), "results are in RPCBackend"),
-        ),
+        ({"result_backend": "rpc://"}, {"notify": "results are in RPCBackend"}),
         ({"batch_disable_fast_paths": ("publish",)}, {"publish": "batch_disable_fast_paths"}),
         # Of which the check of the result backend speaks.
         ({"result_backend": "nothing://"}, {}),
+        # Which another check says.
+        ({"batch_disable_fast_paths": ("swift",)}, {}),
     ],
 )
 def test_fast_paths_are_off_where_settings_have_them_off(settings, off):
-    """What a caller or a worker of this app would say is said here."""
-    assert off == paths(**settings)
+    """What a caller of this app would say is said here; workers say theirs."""
+    redis = {"broker_url": "redis://", "result_backend": "redis://"}
+    states = fast_paths_of(app_with(**{**redis, **settings}))
 
-
-def test_a_path_that_is_not_known_leaves_nothing_to_say():
-    """The setting is wrong, which another check says."""
-    assert () == fast_paths_of(app_with(batch_disable_fast_paths=("swift",)), "redis")
+    assert off == {state.name: state.reason for state in states if not state.is_on}
 
 
 def test_ordinary_tasks_of_a_batch_task_s_queue_are_found():
