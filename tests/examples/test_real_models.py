@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from io import BytesIO
@@ -130,39 +129,6 @@ def test_picture_is_cut_and_scaled_as_torchvision_does():
     # The bilinear filter mixes a little of the neighbours into the outermost pixels.
     assert {255} == set(seen[:, 1:-1, 1:-1].flatten().tolist())
     assert 255 > int(seen.min())
-
-
-def test_pictures_are_decoded_at_the_same_time(model, monkeypatch):
-    """Two wait for each other, so that one after the other would end in an error."""
-    if model.threads._max_workers < 2:
-        pytest.skip("this machine has one processor")
-    both = threading.Barrier(2, timeout=10)
-    decoded = image_classifier._decoded
-
-    def slow(file):
-        both.wait()
-        return decoded(file)
-
-    monkeypatch.setattr(image_classifier, "_decoded", slow)
-
-    assert 2 == len(model_calls(model)(PICTURES[:2]))
-
-
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_a_picture_with_too_many_pixels_is_its_own_error(model):
-    """A file of 60 kB that claims 100 million pixels is refused before it is decoded."""
-    huge, fine = model_calls(model)([picture("red", size=(10_000, 10_000)), PICTURES[0]])
-
-    assert isinstance(huge, ValueError)
-    assert "too many pixels" in str(huge)
-    assert model_calls(model)(PICTURES[:1]) == [fine]
-
-
-def test_very_long_picture_takes_no_more_memory(model):
-    """A picture of one pixel by sixty thousand is answered as any other."""
-    (answer,) = model_calls(model)([picture("red", size=(60_000, 1))])
-
-    assert answer == model_calls(model)([picture("red")])[0]
 
 
 def test_uploaded_pictures_are_classified(client, model):

@@ -42,32 +42,6 @@ def test_each_colour_has_its_own_name(model, name):
     assert [[{"name": name, "share": 1.0}]] * len(answers) == answers
 
 
-@pytest.mark.parametrize(
-    ("shade", "name"),
-    [
-        ((12, 12, 14), "black"),
-        ((250, 248, 250), "white"),
-        ((210, 30, 45), "red"),
-        ((50, 140, 60), "green"),
-        ((40, 80, 190), "blue"),
-        ((250, 200, 40), "yellow"),
-        ((240, 130, 30), "orange"),
-        ((100, 65, 40), "brown"),
-    ],
-)
-def test_a_colour_near_by_is_called_the_same(model, shade, name):
-    """What is not quite a named colour is called what people call it."""
-    assert [[{"name": name, "share": 1.0}]] == model.predict([drawn(shade)])
-
-
-@pytest.mark.parametrize("kind", ["GIF", "JPEG", "PNG", "WEBP"])
-def test_a_flag_has_the_shares_of_its_stripes(model, kind):
-    """In each format, three stripes are a third each; a lossy one does not blur that away."""
-    (answer,) = model.predict([drawn("blue", "white", "red", kind=kind)])
-
-    assert {"blue": 0.3, "white": 0.3, "red": 0.3} == shares(answer)
-
-
 def test_the_largest_share_comes_first(model):
     """Colours come in the order of their shares, and at most five of them."""
     (answer,) = model.predict([drawn("red", "blue", "red", "lime", "red", "blue")])
@@ -75,38 +49,6 @@ def test_the_largest_share_comes_first(model):
 
     assert ["red", "blue", "lime"] == [each["name"] for each in answer]
     assert 5 == len(many)
-
-
-def test_pictures_of_any_sizes_share_a_batch(model):
-    """What a picture is told does not depend on its neighbours, nor on its own size."""
-    files = [
-        drawn("red", "blue", size=size) for size in [(2, 1), (64, 64), (900, 3), (20, 700)]
-    ] + [drawn("white", size=(1, 1))]
-
-    assert [model.predict([file])[0] for file in files] == model.predict(files)
-    assert {"red": 0.5, "blue": 0.5} == shares(model.predict(files)[3])
-
-
-def test_what_cannot_be_seen_does_not_count(model):
-    """Transparent pixels have no colour, whatever is written in them."""
-    clear, seen = (255, 0, 0, 0), (0, 128, 0, 255)
-    answers = model.predict([drawn(clear, seen, mode="RGBA"), drawn(clear, mode="RGBA")])
-
-    assert [{"name": "green", "share": 1.0}] == answers[0]
-    assert isinstance(answers[1], ValueError)
-    assert "transparent" in str(answers[1])
-
-
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "CMYK", "I;16"])
-def test_pictures_of_other_kinds_are_read_too(model, mode):
-    """Grey ones, palettes, print colours: all are turned into what is on the screen."""
-    image = Image.new("L", (4, 4), 255).convert("I" if mode == "I;16" else mode)
-    file = io.BytesIO()
-    if mode == "I;16":
-        image = Image.new(mode, (4, 4), 65535)
-    image.save(file, "JPEG" if mode == "CMYK" else "PNG")
-
-    assert [[{"name": "white", "share": 1.0}]] == model.predict([file.getvalue()])
 
 
 def test_a_broken_picture_fails_alone(model):

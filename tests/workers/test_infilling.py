@@ -29,33 +29,6 @@ def test_tutorial_sentences(model):
     assert ANSWERS == model.predict(list(SENTENCES))
 
 
-def test_lines_of_rhymes(model):
-    """Lines that the model was trained on are answered as in the book."""
-    assert list(LINES.values()) == model.predict(list(LINES))
-
-
-@pytest.mark.parametrize(
-    "sentence",
-    [
-        "Twinkle, twinkle, [MASK] star,",
-        "TWINKLE TWINKLE [MASK] STAR",
-        "twinkle twinkle[MASK]star!",
-    ],
-)
-def test_spelling_of_a_line_does_not_matter(model, sentence):
-    """Capitals, commas and the end of a line do not change the answer."""
-    assert ["little"] == model.predict([sentence])
-
-
-def test_answers_do_not_depend_on_neighbours(model):
-    """A sentence gets the same answer alone, beside long ones, and in any order."""
-    sentences = [*SENTENCES, *LINES, "[MASK]", "word " * 60 + "[MASK]"]
-    alone = [model.predict([sentence])[0] for sentence in sentences]
-
-    assert alone == model.predict(sentences)
-    assert alone[::-1] == model.predict(sentences[::-1])
-
-
 def test_one_pass_for_a_batch(model):
     """A batch of any size goes through the network once, without gradients."""
     passes = []
@@ -66,13 +39,6 @@ def test_one_pass_for_a_batch(model):
     handle.remove()
 
     assert [(6, False)] == passes
-
-
-def test_several_masks_give_several_words(model):
-    """Each mask of a sentence gets a word; the words come in order, with a space between."""
-    answers = model.predict(["the [MASK] jumped over the [MASK];", SENTENCES[0]])
-
-    assert ["cow moon", "little"] == answers
 
 
 @pytest.mark.parametrize(
@@ -93,13 +59,6 @@ def test_bad_items_leave_their_neighbours_alone(model, item, words):
     assert [first, *others] == ANSWERS
     with pytest.raises(ValueError, match=words):
         raise error
-
-
-def test_the_longest_sentence_fits(model):
-    """A sentence of 64 tokens is answered."""
-    (answer,) = model.predict(["star " * 63 + "[MASK]"])
-
-    assert isinstance(answer, str)
 
 
 def test_import_brings_no_torch(in_python):
