@@ -91,18 +91,12 @@ def notify_of_ends(kind: type, notify: Callable[[str, Any, Any], object]) -> Non
     """Have backends of a class call `notify` with the id, the error and the result of each end."""
     if "notifies_of_ends" in vars(kind):
         return
-    done, failed, store = kind.mark_as_done, kind.mark_as_failure, kind.store_result  # type: ignore[attr-defined]
+    done, store = kind.mark_as_done, kind.store_result  # type: ignore[attr-defined]
 
-    @wraps(done)
+    @wraps(done)  # which stores nothing where results are ignored
     def mark_as_done(self: Any, task_id: str, result: Any, *args: Any, **options: Any) -> Any:
         found = done(self, task_id, result, *args, **options)
         notify(task_id, None, result)
-        return found
-
-    @wraps(failed)
-    def mark_as_failure(self: Any, task_id: str, exc: Any, *args: Any, **options: Any) -> Any:
-        found = failed(self, task_id, exc, *args, **options)
-        notify(task_id, exc, None)
         return found
 
     @wraps(store)
@@ -114,6 +108,6 @@ def notify_of_ends(kind: type, notify: Callable[[str, Any, Any], object]) -> Non
             notify(task_id, *((result, None) if state in EXCEPTION_STATES else (None, result)))
         return found
 
-    for method in (mark_as_done, mark_as_failure, store_result):
+    for method in (mark_as_done, store_result):
         setattr(kind, method.__name__, method)
     kind.notifies_of_ends = True  # type: ignore[attr-defined]
