@@ -17,6 +17,7 @@ from celery_batch.client.results import listener
 from celery_batch.client.results.listener import close_listener
 from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from tests.conftest import need
+from tests.services.backends import close_backend
 from tests.services.fake_worker import FakeWorker
 from tests.services.setup import emptied
 
@@ -71,8 +72,7 @@ class Sender:
     def close(self) -> None:
         """Let go of all connections."""
         close_listener(self.app)
-        if hasattr(self.app.backend, "result_consumer"):
-            self.app.backend.result_consumer.stop()
+        close_backend(self.app)
         self.app.close()
         pools.reset()
 

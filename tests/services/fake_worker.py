@@ -14,6 +14,7 @@ from celery_batch.client.results.listener import close_listener, listener_for
 from celery_batch.client.results.result import BatchResult, adopt_groups
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.protocol import write_replies
+from tests.services.backends import close_backend
 
 __all__ = ["FakeWorker"]
 
@@ -32,6 +33,7 @@ class FakeWorker:
         self.app = Celery("asker", broker=server.url, backend=server.url, set_as_current=False)
         self.app.conf.update(conf)
         adopt_groups(self.app)  # as the first call does
+        self._backend = self.app.backend  # of this thread: each has one of its own
 
     def __enter__(self) -> Self:
         return self
@@ -39,8 +41,7 @@ class FakeWorker:
     def __exit__(self, *_exception: object) -> None:
         gc.collect()  # Celery's results unsubscribe when they go; Redis should be there then
         close_listener(self.app)
-        self.app.backend.result_consumer.stop()
-        self.app.backend.client.connection_pool.disconnect()  # Celery leaves it to chance
+        close_backend(self.app)
         self.app.close()
         self.redis.close()
 
@@ -64,7 +65,7 @@ class FakeWorker:
 
     def store(self, result: Any, value: Any, state: str = "SUCCESS", **more: Any) -> None:
         """End a task as stock Celery does: store its value, and notify its subscribers."""
-        self.app.backend.store_result(result.id, value, state, **more)
+        self._backend.store_result(result.id, value, state, **more)
 
     def notify(self, results: Iterable[Any], channel: str | None = None) -> int:
         """Publish what is stored on the channel; return how many subscribers received it."""

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
@@ -15,11 +14,11 @@ from typing import Any, Self
 import psutil
 import redis
 from celery import Celery
-from celery.utils.functional import noop
 from kombu import pools
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.processes.redis_server import RedisServer
+from tests.services.backends import close_backend
 from tests.services.forked import start
 
 __all__ = ["Launcher", "pool_process"]
@@ -122,10 +121,7 @@ class Launcher:
         with ThreadPoolExecutor() as threads:  # each takes a second or two to stop
             list(threads.map(lambda worker: worker.stop(grace=10), self._workers))
         for app in self._clients:
-            if consumer := getattr(app.backend, "result_consumer", None):
-                with suppress(AttributeError):  # Celery's for RPC stops only what has begun
-                    consumer.stop()
-                consumer.cancel_for = noop  # results that nobody waited for are forgotten later
+            close_backend(app)
             app.close()
         self.redis.close()
         pools.reset()  # kombu keeps connections for the whole process

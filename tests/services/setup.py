@@ -24,6 +24,7 @@ from kombu import pools
 from celery_batch.client.results.listener import close_listener
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.processes.redis_server import RedisServer
+from tests.services.backends import close_backend
 from tests.services.forked import start
 
 ROOT = Path(__file__).parents[2]
@@ -146,8 +147,7 @@ class Setup:
         for worker in self._workers:
             worker.stop(grace=10)
         close_listener(self.app)
-        if consumer := getattr(self.app.backend, "result_consumer", None):
-            consumer.stop()
+        close_backend(self.app)
         self.app.close()
         pools.reset()  # kombu keeps connections for the whole process
 

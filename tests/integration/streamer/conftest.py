@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from celery.utils.functional import noop
 
 from celery_batch.client.results.listener import close_listener
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.streamer import redis_app
+from tests.services.backends import close_backend
 from tests.services.servers.ports import quiet_port
 from tests.services.streamer_workers import StreamerWorkers
 
@@ -19,9 +19,7 @@ def close_streamers() -> None:
     while redis_app._apps:
         _, app = redis_app._apps.popitem()
         close_listener(app)
-        if consumer := getattr(app.backend, "result_consumer", None):
-            consumer.stop()
-            consumer.cancel_for = noop
+        close_backend(app)
         app.close()
 
 
