@@ -312,15 +312,13 @@ def test_following_ends_with_the_result(background: FakeWorker, how: str, how_it
     assert expected == followed.saw(*expected)
 
 
-@pytest.mark.parametrize("conf", [{"batch_bulk": False}, {"elsewhere": True}])
+@pytest.mark.parametrize("conf", [{"batch_bulk": False}, {"result_backend": "cache+memory://"}])
 @HOWS
-def test_on_other_backends_celery_s_own_way(
-    background: FakeWorker, tmp_path: Any, how: str, conf: dict[str, Any]
-):
+def test_on_other_backends_celery_s_own_way(background: FakeWorker, how: str, conf: dict[str, Any]):
     """Where nobody tells us, the backend is asked, by everybody for himself."""
     url = background.app.conf.result_backend
     app = Celery("other", broker="memory://", set_as_current=False)
-    app.conf.result_backend = f"file://{tmp_path}" if "elsewhere" in conf else url
+    app.conf.result_backend = url
     app.conf.update(conf)
     result = BatchResult(str(uuid4()), app=app)
     followed = Followed(how, result)
