@@ -269,7 +269,7 @@ class ModelReload:
             "task": self._task.name,
             "state": "loading",
             "seconds": self._seconds,
-            "processes_at_it": self._pending,
+            "processes_loading": self._pending,
         }
 
     @property

@@ -151,7 +151,7 @@ def test_old_weights_answer_while_new_ones_load(control: RemoteControl):
         after = control.setup.weighed.delay(2).get(timeout=LONG)
     (control.folder / "go").unlink()
 
-    assert ["loading", 2] == [reply["state"], reply["processes_at_it"]]
+    assert ["loading", 2] == [reply["state"], reply["processes_loading"]]
     assert "loading" == status["state"]
     assert [1, "old"] == meanwhile
     assert "controlled.weighed is being loaded" in second["error"]
@@ -183,7 +183,7 @@ def test_the_end_of_a_process_that_loads_is_not_the_end_of_its_load(
         after = control.setup.weighed.delay(1).get(timeout=LONG)
     (control.folder / "go").unlink()
 
-    assert ("loading", 1) == (meanwhile["state"], meanwhile["processes_at_it"])
+    assert ("loading", 1) == (meanwhile["state"], meanwhile["processes_loading"])
     assert [1, "slow"] == after
 
 
