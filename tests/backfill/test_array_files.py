@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 import torch
 from pyarrow import parquet as pq
 
-from celery_batch.backfill.checkpoint import Checkpoint, Failures
+from celery_batch.backfill.checkpoint import Checkpoint
 from celery_batch.backfill.inputs import Input
 from celery_batch.backfill.npy import ArrayRows
 from celery_batch.backfill.outputs import format_of, write_output
@@ -141,31 +140,6 @@ def test_npy_where_all_have_failed(tmp_path):
     assert [True] * 3 == np.isnan(np.load(tmp_path / "out.npy")).tolist()
 
 
-@pytest.mark.parametrize(
-    ("output", "words"),
-    [
-        (
-            np.ones(4, "f4"),
-            r"row 2 is float32 \[4\], and out.npy has rows of float32 \[3\], as its first",
-        ),
-        (np.ones(3), r"row 2 is float64 \[3\]"),
-        (None, "row 2 is no row of an array, since a NoneType is no array of numbers, and out"),
-        ([1, [2]], "InvalidOutput: the output of row 2"),
-        ({"a": np.ones(3, "f4")}, "a dict is no array"),
-    ],
-    ids=["shape", "dtype", "none", "ragged", "dict"],
-)
-def test_another_shape_is_a_failed_row(tmp_path, output, words):
-    """The error names the row, what it has and what the first one had."""
-    rows = ArrayRows(tmp_path / "out.npy")
-    first = answer(0, np.ones(3, "f4"))
-
-    assert first is rows.checked(first)
-    found = rows.checked(answer(1, output))
-    assert found.output is None
-    assert re.search(words, found.error)
-
-
 @pytest.mark.parametrize("output", [{"a": np.ones(2)}, "text", None, [1, [2]]], ids=str)
 def test_a_first_output_that_is_no_array_stops(tmp_path, output):
     """With the row and the way out, before all others are computed in vain."""
@@ -180,24 +154,6 @@ def test_numbers_fit_where_nothing_is_lost(tmp_path):
 
     assert not floats.checked(answer(1, 2)).error
     assert "row 3 is float64 []" in integers.checked(answer(2, 0.5)).error
-
-
-def test_failed_rows_of_npy_run_again(tmp_path):
-    """Their answers take the places of what was filled, and the others stay."""
-    out = tmp_path / "out.npy"
-    failures = Failures(out)
-    rows = [record(2, error="ValueError: no"), record(0, np.ones(2, "f4")), record(1, error="x: y")]
-    write_output(out, lambda: rows, "npy")
-    failures.write(rows)
-    places = [json.loads(line) for line in failures.path.read_text().splitlines()]
-    assert [(3, 3), (2, 2)] == [(each["input_row"], each["output_row"]) for each in places]
-
-    fresh = [record(2, np.full(2, 5, "f4"))]
-    merged = list(failures.merged(fresh))
-    write_output(out, lambda: merged, "npy", ArrayRows(out, failures.merged(())))
-    failures.write(merged)
-    assert "[[1.0, 1.0], [nan, nan], [5.0, 5.0]]" == repr(np.load(out).tolist())
-    assert {1: "2"} == failures.keys()
 
 
 def test_arrays_are_lists_in_json_lines_and_csv(tmp_path):

@@ -5,14 +5,11 @@ from __future__ import annotations
 import pytest
 
 from celery_batch.backfill.checkpoint import (
-    Checkpoint,
     about_path,
     changes,
     read_about,
     write_about,
 )
-from celery_batch.backfill.window import Answer, Row
-from celery_batch.errors import BackfillError
 
 ABOUT = {"task": "double", "input": "12 abc", "format": "jsonl", "key": None, "field": "text"}
 
@@ -41,15 +38,6 @@ def test_a_change_is_named_with_both_values(now, words):
 def test_what_was_not_written_down_is_not_compared():
     """What was never answered, or nothing is known of, is no other backfill."""
     assert "" == changes({"task": "double", "input": "12 abc"}, ABOUT)
-
-
-def test_another_field_is_refused(tmp_path):
-    """What an output was begun with is what it goes on with."""
-    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
-        checkpoint.add([Answer(Row(0, "0", (0,)), 0)])
-
-    with pytest.raises(BackfillError, match=r"--field was text then.*use --restart to start"):
-        Checkpoint(tmp_path / "out.jsonl", ABOUT | {"field": "body"})
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", '{"task": "dou'])

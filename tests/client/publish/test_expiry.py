@@ -18,38 +18,6 @@ from tests.client.conftest import Sender
 NOW = dt.datetime.now(dt.UTC)
 SOON = NOW + dt.timedelta(days=9)
 
-ZONES: dict[str, dict[str, Any]] = {
-    "utc": {},
-    "summer time": {"timezone": "Europe/Berlin"},
-    "no utc": {"enable_utc": False, "timezone": "Asia/Tokyo"},
-}
-
-
-@pytest.mark.parametrize("conf", ZONES.values(), ids=ZONES)
-@pytest.mark.parametrize("seconds", [0, 0.25, 60, 40 * 86_400])
-def test_seconds_are_written_as_celery_does(conf: dict[str, Any], seconds: float):
-    """Seconds become the same time, in the same zone, as in Celery's own message."""
-    app = Celery(set_as_current=False, **conf)
-    before = app.amqp.as_task_v2("a", "b", expires=seconds).headers["expires"]
-    ours = expiry_of(app, PublishSettings(app), seconds)
-    after = app.amqp.as_task_v2("a", "b", expires=seconds).headers["expires"]
-
-    assert ours is not None
-    assert before <= ours["expires"] <= after
-    assert [before[-6:], str(int(seconds * 1000))] == [ours["expires"][-6:], ours["expiration"]]
-
-
-@pytest.mark.parametrize("conf", ZONES.values(), ids=ZONES)
-def test_a_time_is_written_as_celery_does(conf: dict[str, Any]):
-    """A `datetime` is the header's text, and what is left of it the broker's milliseconds."""
-    app = Celery(set_as_current=False, **conf)
-    ours = expiry_of(app, PublishSettings(app), SOON)
-    left = SOON - dt.datetime.now(dt.UTC)
-
-    assert ours is not None
-    assert app.amqp.as_task_v2("a", "b", expires=SOON).headers["expires"] == ours["expires"]
-    assert abs(int(ours["expiration"]) - left.total_seconds() * 1000) < 1000
-
 
 STRANGE: dict[str, Any] = {
     "past": -1,

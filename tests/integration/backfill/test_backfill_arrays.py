@@ -8,7 +8,6 @@ import time
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from pyarrow import parquet as pq
 
 ROWS = 3000
@@ -48,31 +47,6 @@ def interrupt(setup, kill, *options):
         time.sleep(0.005)
     process.wait(60)
     assert not (setup.folder / "out.npy").exists()
-
-
-_THOROUGH = pytest.mark.thorough("each way to end a backfill of an array, in each order")
-
-
-@pytest.mark.parametrize(
-    ("kill", "options"),
-    [
-        pytest.param(signal.SIGKILL, (), id="SIGKILL-in order"),
-        pytest.param(signal.SIGINT, ("--as-completed",), id="SIGINT-as completed"),
-        pytest.param(signal.SIGINT, (), id="SIGINT-in order", marks=_THOROUGH),
-        pytest.param(
-            signal.SIGKILL, ("--as-completed",), id="SIGKILL-as completed", marks=_THOROUGH
-        ),
-    ],
-)
-def test_a_killed_backfill_of_an_array_goes_on(setup, kill, options):
-    """The same command ends with all rows, each in its place."""
-    np.save(setup.folder / "in.npy", vectors())
-    interrupt(setup, kill, *options)
-    done = setup.run("backfill_tasks.scaled", *files(setup), *options)
-
-    assert 0 == done.returncode, done.stderr
-    assert " 0 rows" not in done.stderr
-    assert np.array_equal(2 * vectors(), np.load(setup.folder / "out.npy"))
 
 
 def test_other_values_of_the_same_shape_are_another_input(setup):
