@@ -41,7 +41,7 @@ def test_restart_under_load_loses_nothing_and_repeats_nothing(
     """SIGTERM under load: running batches finish, the next worker runs exactly the rest."""
     setup: Setup = request.getfixturevalue(name)
     first = setup.worker(*options)
-    results = [setup.slow.delay(n) for n in range(500)]
+    results = setup.slow.delay_many(range(500))  # one by one, a busy machine sends as it answers
     results[60].get(timeout=60)  # some are done, some run, some are buffered, most are queued
     exit_code = first.stop(grace=60)
     done_by_first = sum(len(fact["items"]) for fact in setup.recall("slow"))
@@ -199,7 +199,7 @@ def test_quitting_under_load_loses_nothing(
     """SIGQUIT, out of the blue or to hurry a warm shutdown: it ends, and the next one goes on."""
     setup = each_setup
     first = setup.worker(*options, conf={"worker_soft_shutdown_timeout": 1.0})
-    results = [setup.slow.delay(n) for n in range(300)]
+    results = setup.slow.delay_many(range(300))
     results[30].get(timeout=60)
     for number in signals:
         os.kill(first.pid, number)
