@@ -68,14 +68,14 @@ def option_of(task: Any, name: str) -> Any:
 
 
 def warn_of_array(option: str, error: BaseException, values: Sequence[Any]) -> None:
-    """Warn once that an option's function fails where an array, which is not decoded, is given."""
+    """Warn once that an option's function fails where a value is given that is not decoded."""
     if option in _warned or not any(isinstance(each, _NOT_DECODED) for each in values):
         return
     _warned.add(option)
     text = (
-        "%s: the function needs more of an array than dtype, shape, ndim, nbytes and len(), which"
-        " it has in the worker's main process: batches are formed without it (%s); give the task a"
-        " parameter that holds what the function computes"
+        "%s: the function needs more than the worker's main process has (of an array dtype, shape,"
+        " ndim, nbytes and len(), of stored bytes len()), and batches are formed without it: %s;"
+        " give the task a parameter that holds what the function computes"
     )
     logger.warning(text, option, error)
 

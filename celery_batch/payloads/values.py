@@ -146,7 +146,9 @@ def take_out(value: Any, least: int, payloads: Payloads, *, takes_bytes: bool) -
     def taken(part: Any) -> Any:
         if type(part) is bytes:
             is_taken = takes_bytes and len(part) >= least and not payloads.is_full
-            return StoredValue(payloads.add(part), BYTES) if is_taken else part
+            if not is_taken:
+                return part
+            return StoredValue(payloads.add(part), BYTES, shape=(len(part),))
         return _without_array(part, least, payloads) if is_array(part) else part
 
     return with_parts(value, taken)

@@ -14,7 +14,9 @@ from celery.worker.request import create_request_cls
 from celery_batch import BatchTask, ConfigurationError
 from celery_batch.batching.batch import LEAST_URGENT
 from celery_batch.config import policy_of
+from celery_batch.payloads.values import Payloads, take_out
 from celery_batch.protocol import ROWS
+from celery_batch.serialization.typed_json import StoredValue
 from celery_batch.worker.intake.request import BatchRequest
 from celery_batch.worker.scheduling.task_queue import TaskQueue
 from tests.worker.intake.test_request import Message
@@ -71,6 +73,20 @@ def test_no_row_counts_for_more_than_a_batch(app, cost, rows, padded, expected):
 
     assert expected == (made.cost, made.work)
     assert task_queue.capacity_left(3, [], LEAST_URGENT) >= 0
+
+
+def test_stored_bytes_cost_their_length(app):
+    """As those in a message; they were batches of their own, whatever their length."""
+
+    @app.task(base=BatchTask, name="costs.files", cost="file", max_batch_cost=100_000)
+    def files(file: Any) -> Any:
+        return file
+
+    stored = take_out(bytes(9000), 8192, Payloads(), takes_bytes=True)
+    made = request(files, StoredValue.from_json(stored.to_json()))
+    queue(files).add(made)
+
+    assert 9000 == made.cost
 
 
 def test_a_cost_function_that_exits_ends_no_worker(app):

@@ -75,7 +75,7 @@ def test_a_function_that_needs_an_array_s_values_is_named(is_stored, caplog):
         task_queue.add(request(task, wrong))
 
     assert 1 == len(caplog.records)
-    assert f"{task.name}.batch_by: the function needs more of an array than" in caplog.text
+    assert f"{task.name}.batch_by: the function needs more than the worker's main" in caplog.text
     assert "object is not subscriptable" in caplog.text
 
 
