@@ -75,7 +75,7 @@ class Input:
             opened_npy(path)
         if self.kind not in FORMATS:
             known = ", ".join(FORMATS)
-            raise BackfillError(f"{path}: its format is not known; name it: {known}")
+            raise BackfillError(f"{path}: its format is not known; give --format, of {known}")
 
     def _kind(self) -> str:
         if self.is_stdin:

@@ -50,8 +50,8 @@ def format_of(output: Path) -> str:
     """Return an output's format, by its suffix."""
     found = SUFFIXES.get(output.suffix.lower(), "")
     if not found:
-        known = ", ".join([*_FORMATS, "npy"])
-        raise BackfillError(f"{output}: its format is not known; name one of {known}")
+        known = ", ".join(SUFFIXES)
+        raise BackfillError(f"{output}: its suffix names no format; give it one of {known}")
     if found == "parquet":
         need_arrow(str(output))
     if found == "npy":
