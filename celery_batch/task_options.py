@@ -121,9 +121,11 @@ NO_PYDANTIC = (
 
 
 def refuse_model(function: Any) -> None:
-    """Refuse a model in the place of a task's function."""
-    if isinstance(function, type) and issubclass(function, Model):
-        name = function.__qualname__
+    """Refuse a model, or a method of one, in the place of a task's function."""
+    owner = getattr(function, "__self__", None)
+    model = type(owner) if isinstance(owner, Model) else function
+    if isinstance(model, type) and issubclass(model, Model):
+        name = model.__qualname__
         raise ConfigurationError(
             f"{name} is a Model, not a function: make its task by {name}.as_task(app, ...), which"
             f" takes the options of the decorator"

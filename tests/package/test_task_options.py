@@ -289,9 +289,10 @@ class TestOptions:
             f" {kinds!r}"
         ) == refusal(lambda: make(app, name="shop.t", **{option: kinds}))
 
-    def test_a_model_as_a_function(self, app: Celery):
-        """A model that is decorated as a function is refused, and `as_task` named."""
-        assert refusal(lambda: make(app, Doubles)).startswith(
+    @pytest.mark.parametrize("function", [Doubles, Doubles().predict], ids=["class", "method"])
+    def test_a_model_as_a_function(self, app: Celery, function: Any):
+        """A model, or its method, is refused as a task's function, and `as_task` named."""
+        assert refusal(lambda: make(app, function)).startswith(
             "Doubles is a Model, not a function: make its task by Doubles.as_task(app, ...)"
         )
 
