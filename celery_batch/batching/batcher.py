@@ -255,8 +255,6 @@ class Batcher(Generic[T]):
         return self._remove_suspects(is_unwanted) + self._waiting.remove(is_unwanted)
 
     def _remove_suspects(self, is_unwanted: Callable[[Request[T]], bool]) -> list[Request[T]]:
-        if not self._suspects:  # as nearly always
-            return []
         suspects, self._suspects = self._suspects, deque()
         removed: list[Request[T]] = []
         for request in suspects:

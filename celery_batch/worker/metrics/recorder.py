@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any, TypeVar
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
@@ -29,8 +28,6 @@ __all__ = ["BatchRecorder"]
 
 #: One line for each batch, at INFO; one for each of its requests, at DEBUG.
 logger = logging.getLogger("celery_batch.batches")
-
-_is_done = attrgetter("is_done")
 
 _ENDS = {
     Unanswered.NOT_STORED: End.NOT_STORED,
@@ -55,9 +52,6 @@ def _end_of(job: BatchJob, follow_up: FollowUp) -> End:
 
 def _count_outcomes(job: BatchJob, follow_up: FollowUp) -> Counter[RequestEnd]:
     """Count the outcomes of a batch's requests, without those that Celery's signals announce."""
-    succeeded = follow_up.succeeded
-    if len(succeeded) == len(job.requests) and not any(map(_is_done, succeeded)):
-        return Counter({RequestEnd.SUCCEEDED: len(succeeded)})
     outcomes = Counter(_outcomes_of(job, follow_up))
     del outcomes[RequestEnd.EXPIRED], outcomes[RequestEnd.REVOKED]
     return outcomes
