@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from importlib import import_module
+from numbers import Real
+from types import NoneType
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -482,8 +484,10 @@ def model_task(
 
 def _refuse_another(app: Celery, name: str, model: type[Model], options: dict[str, Any]) -> None:
     """Refuse a second task of one name: Celery would return the first, with its options."""
-    values = {key: callable(value) or repr(value) for key, value in options.items()}
-    made = (f"{model.__module__}.{model.__qualname__}", values)
+    # A module that is imported again, or run as a script, makes equal tasks of another class.
+    plain = (str, Real, NoneType)
+    values = {key: value if isinstance(value, plain) else ... for key, value in options.items()}
+    made = (model.__qualname__, values)
     first = _made.setdefault(app, {}).setdefault(name, made)
     if made != first:
         raise ConfigurationError(

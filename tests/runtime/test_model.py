@@ -75,6 +75,18 @@ def test_a_second_task_of_a_model_needs_a_name_of_its_own(app: Celery):
     assert 64 == large.max_batch_size
 
 
+def test_a_module_may_be_imported_again(app: Celery):
+    """As one that is run as a script, and imported by the app: each makes the same task."""
+    made = []
+    for module in ("__main__", "shop.models"):
+        error = type("Missing", (Exception,), {"__module__": module})
+        model = type("Counting", (Shouting,), {"__module__": module})
+        options = {"cost": lambda _: 1, "max_batch_cost": 9, "throws": (error,)}
+        made.append(model.as_task(app, name="shop.count", **options))
+
+    assert 2 == len(made)  # Celery warns of it, where a task is used
+
+
 def test_two_models_cannot_have_one_name(app: Celery):
     """The task of the second model would run the first."""
 
