@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import unpack_from
 from typing import Any
 
-from amqp import spec
+from amqp import RecoverableConnectionError, spec
 from amqp.transport import TCPTransport
 from vine import promise
 
 __all__ = [
     "FrameBuffer",
+    "end_waits_while_blocked",
     "expect_method",
     "missing_for_frames",
     "publish_without_confirms",
@@ -100,3 +102,31 @@ def return_not_run(channel: Any, delivery_tag: int) -> None:
         channel.send_method(spec.Basic.Nack, "Lbb", (delivery_tag, False, True))
     else:
         channel.basic_reject(delivery_tag, requeue=True)
+
+
+def end_waits_while_blocked(connection: Any, is_ending: Callable[[], bool]) -> None:
+    """Have a connection of a worker that ends await no reply while RabbitMQ reads nothing of it."""
+    # In an alarm RabbitMQ reads nothing from connections that have published, so it does not even
+    # reply to their end.  When the alarm is over it reads what was sent before.
+    drain_events, blocked = connection.drain_events, False
+
+    def raise_if_blocked() -> None:
+        if blocked and is_ending():
+            raise RecoverableConnectionError("RabbitMQ is in an alarm, and does not reply")
+
+    def on_blocked(_reason: str) -> None:
+        nonlocal blocked
+        blocked = True
+        raise_if_blocked()
+
+    def on_unblocked() -> None:
+        nonlocal blocked
+        blocked = False
+
+    def drain_unless_blocked(timeout: float | None = None) -> Any:
+        if timeout is None:
+            raise_if_blocked()
+        return drain_events(timeout=timeout)
+
+    connection.on_blocked, connection.on_unblocked = on_blocked, on_unblocked
+    connection.drain_events = drain_unless_blocked

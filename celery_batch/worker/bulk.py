@@ -11,9 +11,11 @@ from typing import Any
 
 from celery import bootsteps
 from celery.utils.functional import noop
+from celery.worker.consumer.consumer import STOP_CONDITIONS
 from celery.worker.state import maybe_shutdown
 from redis.exceptions import NoPermissionError, OutOfMemoryError, ReadOnlyError, ResponseError
 
+from celery_batch.compat.amqp import end_waits_while_blocked
 from celery_batch.compat.celery import on_eta
 from celery_batch.compat.fast_paths import FastPaths, PathState
 from celery_batch.compat.kombu import missing_for_acks, missing_for_fetch, open_channels
@@ -101,8 +103,15 @@ class BulkPath:
             reason = read_together(connection, self._scheduler)
             self._why_off["amqp_frames"] = reason
             self.reads = not reason
+        end_waits_while_blocked(connection, self._is_ending)
+        events = getattr(self._consumer.event_dispatcher, "connection", None)
+        if events is not None:
+            end_waits_while_blocked(events.connection, self._is_ending)
         if self._paths.is_on("acknowledge"):
             self._scheduler.running_messages = AmqpAcks(self._consumer, self._scheduler)
+
+    def _is_ending(self) -> bool:
+        return self._consumer.blueprint.state in STOP_CONDITIONS
 
     def _open_redis(self, channel: Any) -> None:
         vars(channel.qos).pop("restore_visible", None)

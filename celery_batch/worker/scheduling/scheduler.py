@@ -301,7 +301,7 @@ class Scheduler:
         self._submitter.close()
         self._completion.close(restarting=restarting)
         if not restarting:
-            self.running_messages.stop_receiving()  # for as long as RabbitMQ's alarm lasts
+            self.running_messages.stop_receiving()
         not_run = [request for task_queue in self for request in task_queue.clear()]
         for job in list(self.slots.jobs):
             # On a restart the prefork pool silently discards what no process has accepted;

@@ -242,6 +242,23 @@ def test_worker_survives_a_lost_connection(setup: Setup):
     assert worker.child.exit_code is None
 
 
+def test_a_worker_ends_during_an_alarm(rabbit_setup: Setup, rabbitmq_server: RabbitMQServer):
+    """RabbitMQ replies nothing to connections that have published; what was sent arrives later."""
+    worker = rabbit_setup.worker("-c", "1", TESTS_NAP_SECONDS="1")
+    results = rabbit_setup.nap.delay_many(range(12))
+    wait_until(lambda: "" if rabbit_setup.recall("nap") else "none", [], what="a batch", timeout=60)
+    rabbitmq_server.control("set_vm_memory_high_watermark", "absolute", "1MB")
+    try:
+        exit_code = worker.stop(grace=30)
+    finally:
+        rabbitmq_server.control("set_vm_memory_high_watermark", "0.4")
+    rabbit_setup.worker("-c", "1", TESTS_NAP_SECONDS="0")
+
+    assert 0 == exit_code
+    assert "Traceback" not in worker.log
+    assert list(range(12)) == [result.get(timeout=60) for result in results]
+
+
 @pytest.mark.thorough("a worker that RabbitMQ takes for stuck")
 def test_a_consumer_timeout_costs_a_reconnect_where_channel_errors_are_retried(
     rabbit_setup: Setup, rabbitmq_server: RabbitMQServer
