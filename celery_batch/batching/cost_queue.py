@@ -72,12 +72,18 @@ class CostQueue(Generic[T]):
     def is_full(self, size: int) -> bool:
         """Return whether a batch waits that cannot grow."""
         queues = self._queues.values()
+        if len(queues) == 1:  # as nearly always
+            (queue,) = queues
+            return queue.is_full or queue.rows >= size
         if any(queue.is_full for queue in queues) or self.rows >= size:
             return True
         return len(queues) > 1 and sum(queue.cost for queue in queues) >= self._limits.cost
 
     def has_whole_batch(self, size: int) -> bool:
         """Return whether the requests that wait are enough for a batch without padding."""
+        if len(self._queues) == 1:  # as nearly always
+            (queue,) = self._queues.values()
+            return queue.rows >= size or queue.cost >= self._limits.cost
         work = sum(queue.cost for queue in self._queues.values())
         return self.rows >= size or work >= self._limits.cost
 
