@@ -109,19 +109,24 @@ def end_waits_while_blocked(connection: Any, is_ending: Callable[[], bool]) -> N
     # In an alarm RabbitMQ reads nothing from connections that have published, so it does not even
     # reply to their end.  When the alarm is over it reads what was sent before.
     drain_events, blocked = connection.drain_events, False
+    users_blocked, users_unblocked = connection.on_blocked, connection.on_unblocked  # or None
 
     def raise_if_blocked() -> None:
         if blocked and is_ending():
             raise RecoverableConnectionError("RabbitMQ is in an alarm, and does not reply")
 
-    def on_blocked(_reason: str) -> None:
+    def on_blocked(reason: str) -> None:
         nonlocal blocked
         blocked = True
+        if users_blocked is not None:
+            users_blocked(reason)
         raise_if_blocked()
 
     def on_unblocked() -> None:
         nonlocal blocked
         blocked = False
+        if users_unblocked is not None:
+            users_unblocked()
 
     def drain_unless_blocked(timeout: float | None = None) -> Any:
         if timeout is None:

@@ -97,7 +97,7 @@ def _run_in_pool(
                         answers[answer["pid"]] = answer["error"]
             # A process that replaces another loads the new weights at its start.
             present = _pids(pool)
-            replacements |= (present & warm_up.warm) - asked
+            replacements = (replacements | (present & warm_up.warm) - asked) & present
             asked_present = asked & present
             missing = pool.num_processes - len(asked_present) - len(replacements)
             pending = len(asked_present - answers.keys()) + max(missing, 0)

@@ -183,10 +183,18 @@ class BulkFetch:
         self.close()
         if self._awaits_reply:
             with suppress(Empty):
-                self._restore([tag for _, tag, _ in self._messages() if tag])
+                found = self._messages()
+                self._restore([tag for _, tag, _ in found if tag])
+                self._push_back(found)
 
     def _restore(self, tags: list[str]) -> None:
         self._lease.restorer.restore_not_run(tags, self._lease.keys.owner)
+
+    def _push_back(self, found: list[tuple[str, str, bytes]]) -> None:
+        """Put back messages that Redis has not recorded, as they have no usable delivery tag."""
+        for queue, tag, message in reversed(found):
+            if not tag:
+                self._channel.client.rpush(queue, message)
 
     def refresh(self) -> None:
         """Fetch in the next pass of the event loop, without a wakeup."""
@@ -347,11 +355,9 @@ class BulkFetch:
                     self._recorded.discard(tag)
             except Exception:
                 # The other messages have left their queues and reached no request: put them back.
-                for queue, tag, message in found:
-                    if tag:
-                        self._qos.restore_by_tag(tag)
-                    else:
-                        self._channel.client.rpush(queue, message)
+                for tag in [tag for _, tag, _ in found if tag]:
+                    self._qos.restore_by_tag(tag)
+                self._push_back(found)
                 raise
 
     def _without_late_ones(

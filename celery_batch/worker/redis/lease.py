@@ -145,7 +145,9 @@ class Lease:
         expired, searches = self._renew_once(refreshes=refreshes)
         if refreshes:
             self._refreshed_at = now
-        self.in_doubt |= expired or self.is_late  # before that is reset
+        if expired or self.is_late:  # perhaps all workers were stopped, and renew in a moment
+            self.in_doubt = True
+            self._expiry_counts_from = boottime() + self._grace
         self._renewed_at = now
         return searches
 

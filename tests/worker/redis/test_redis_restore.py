@@ -193,6 +193,19 @@ def test_a_lease_that_expired_is_in_doubt(setup: Any):
     assert not lease.in_doubt
 
 
+def test_after_a_stop_of_all_workers_none_takes_the_others_messages(setup: Any):
+    """Whose lease was over itself leaves the others time to renew theirs."""
+    lease = Lease(setup.channel, "w1@here", 30.0)
+    lease._expiry_counts_from = 0.0  # it has run for long; now its own lease is over as well
+    keys = hold(setup, "running", flag="1")
+    setup.client.zadd(keys.due, {keys.owner: 1.0})
+    lease._renew_in_time()
+    lease._search()
+    lease.end()
+
+    assert [] == queued(setup)
+
+
 def test_one_worker_of_a_machine_searches_at_a_time(setup: Any):
     """When it ends, another one does; after the last one no key is left."""
     first, second = (Lease(setup.channel, f"w{n}@here", 30.0) for n in range(2))
