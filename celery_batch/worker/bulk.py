@@ -186,7 +186,7 @@ class BulkPath:
         self._scheduler.running_messages.flush()
 
     def _connect_for_read(self, *args: Any, **kwargs: Any) -> Any:
-        """Connect, so that consuming can begin on a full Redis, and without kombu's sweep."""
+        """Connect so that consuming can begin on a full Redis, without kombu restoring messages."""
         connection = self._connect(*args, **kwargs)
         if connection.transport.driver_type != "redis":
             return connection

@@ -73,7 +73,7 @@ from celery_batch.worker.intake.expiry import Expiries
 from celery_batch.worker.intake.refusals import reason_of
 from celery_batch.worker.redis.result_backend import (
     BulkResultWriter,
-    buffered_results,
+    storing_results,
 )
 from celery_batch.worker.redis.result_store import temporary_errors
 
@@ -185,7 +185,7 @@ class _BatchTrace:
         try:
             with (
                 result_reprs(wanted=self._shows_results),
-                buffered_results(self._task) as self._writer,
+                storing_results(self._task) as self._writer,
             ):
                 self._fail_unreadable(unreadable)
                 items = [each for n, each in enumerate(self._items) if n not in unreadable]

@@ -42,7 +42,7 @@ from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor.fast_trace import ignores_result
 from celery_batch.worker.executor.stored_values import Instead, read_stored_values
 from celery_batch.worker.executor.time_limit import SoftLimit
-from celery_batch.worker.redis.result_backend import buffered_results
+from celery_batch.worker.redis.result_backend import storing_results
 
 __all__ = ["run_requests"]
 
@@ -72,7 +72,7 @@ def run_requests(task: Any, payload: BatchPayload, limit: SoftLimit) -> BatchEnd
         return BatchEnd(results, unanswered=Unanswered.NOT_READ)
     began = time.monotonic()
     with (
-        buffered_results(task, together=False),
+        storing_results(task, together=False),
         _known_ends.noted(task, shown=payload.has_watchers) as ends,
     ):
         failure = _call(task, list(requests.values()), limit)

@@ -68,7 +68,7 @@ class RedisAcks(CollectedAcks):
         self._tags = tags
         self._running: list[str] = []
         self._unread: _Unread | None = None
-        self._sweeps = 0
+        self._restore_calls = 0
         self._is_retrying = self._has_ended = False
         qos.ack, qos.reject = self.ack, self._reject
         qos.restore_by_tag, qos.restore_unacked = self._restore_by_tag, self._restore_all
@@ -274,6 +274,6 @@ class RedisAcks(CollectedAcks):
 
     def _restore_visible(self, start: int = 0, num: int | None = None, interval: int = 10) -> None:  # noqa: ARG002 (kombu's signature)
         """As kombu's own, but by Redis' clock, and without messages that a live worker holds."""
-        self._sweeps += 1
-        if (self._sweeps - 1) % (interval or 1) == 0 and not self._has_ended:
+        self._restore_calls += 1
+        if (self._restore_calls - 1) % (interval or 1) == 0 and not self._has_ended:
             self._lease.restorer.restore_expired(self._qos.visibility_timeout, num)

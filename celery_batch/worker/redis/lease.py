@@ -104,7 +104,7 @@ class Lease:
             self._thread.join(_JOIN_TIMEOUT)
         try:
             self.restorer.restore_own(self.keys.owner)
-            self.client.delete(self.keys.search)
+            self.client.delete(self.keys.search_lock)
         except (RedisError, OSError) as error:
             logger.warning(
                 "Could not return messages (%s): others will in %g s", error, self._seconds
@@ -139,31 +139,31 @@ class Lease:
                     logger.warning("The lease on messages is renewed again")
 
     def _renew_in_time(self) -> bool:
-        """Renew the lease; return whether it is this worker that searches for dead ones now."""
+        """Renew the lease; return whether this worker has the lock to search for dead ones now."""
         now = boottime()
         refreshes = now - self._refreshed_at >= self._refresh_every - self._interval / 2
-        expired, searches = self._renew_once(refreshes=refreshes)
+        expired, has_lock = self._renew_once(refreshes=refreshes)
         if refreshes:
             self._refreshed_at = now
         if expired or self.is_late:  # perhaps all workers were stopped, and renew in a moment
             self.in_doubt = True
             self._expiry_counts_from = boottime() + self._grace
         self._renewed_at = now
-        return searches
+        return has_lock
 
     def _renew_once(self, *, refreshes: bool = False) -> tuple[bool, bool]:
-        """Renew the lease, and the messages' times; return if it was over, and if to search now."""
-        keys, has_expired, searches = self.keys, False, False
+        """Renew the lease, and the messages' times; return if it was over, and if we may search."""
+        keys, has_expired, has_lock = self.keys, False, False
         cursor = "0" if refreshes else ""  # of the messages, of which each call refreshes some
         while True:
-            expired, is_first, cursor = self._renew_lease(
+            expired, got_lock, cursor = self._renew_lease(
                 keys=[
                     keys.alive,
                     keys.held,
                     keys.index,
                     keys.due,
                     keys.on_machine,
-                    keys.search,
+                    keys.search_lock,
                 ],
                 args=[
                     self.description,
@@ -173,9 +173,9 @@ class Lease:
                     max(int(min(_SEARCH_AFTER, self._interval) * 1000), 1),
                 ],
             )
-            has_expired, searches = has_expired or bool(expired), searches or bool(is_first)
+            has_expired, has_lock = has_expired or bool(expired), has_lock or bool(got_lock)
             if bytes_to_str(cursor) == "0":
-                return has_expired, searches
+                return has_expired, has_lock
 
     def _search(self) -> None:
         """Search once for dead workers, and put their messages back, as far as there is time."""

@@ -29,7 +29,7 @@ class Keys:
         self.owner_of = f"{unacked}_owner"
         self.due = f"{unacked}_due"
         self.on_machine = f"{unacked}_owners_on.{machine()}"
-        self.search = f"{unacked}_search_on.{machine()}"
+        self.search_lock = f"{unacked}_search_lock_on.{machine()}"
         self.held_prefix, self.alive_prefix = f"{unacked}_held.", f"{unacked}_alive."
         self.held, self.alive = self.held_prefix + owner, self.alive_prefix + owner
 

@@ -39,9 +39,9 @@ from celery_batch.worker.redis.result_store import Entry, RedisStore, temporary_
 
 __all__ = [
     "BulkResultWriter",
-    "buffered_results",
     "named_channel",
     "notify_clients",
+    "storing_results",
 ]
 
 logger = logging.getLogger(__name__)
@@ -244,9 +244,9 @@ def notify_clients(app: Any, tasks: Iterable[Any]) -> None:
             BulkResultWriter.of(backend)
 
 
-def buffered_results(
+def storing_results(
     task: Any, *, together: bool = True
 ) -> AbstractContextManager[BulkResultWriter | None]:
-    """Return a context that stores results at its end, or each in one round trip; the writer's."""
+    """Return a context that stores results together at its end, or each in one round trip."""
     writer = BulkResultWriter.of(task.backend)
     return nullcontext() if writer is None else writer.storing(together=together)

@@ -8,8 +8,8 @@ byte.  Beside them stand ours:
 * ``held``: the delivery tags of one owner, "1" for running and "0" for waiting messages.
 * ``alive``: an owner's description; it expires with the lease.
 * ``due``: all owners, by the time when their leases expire.
-* ``owners on ...`` and ``search on ...``: the owners on a machine, and which of them has looked for
-  dead ones a moment ago.
+* ``owners on ...`` and ``search lock on ...``: the owners on a machine, and which of them looks for
+  dead ones.
 
 Times are Redis' own, so that no host's clock can do harm.  Scripts that must work on a full
 Redis begin with a command that Redis allows then; what follows in the same script is allowed

@@ -22,7 +22,7 @@ from celery_batch.worker.dispatch.follow_up import (
     not_run,
 )
 from celery_batch.worker.intake.dead_letters import DeadLetters
-from celery_batch.worker.redis.result_backend import buffered_results
+from celery_batch.worker.redis.result_backend import storing_results
 from celery_batch.worker.scheduling.redelivery import RedeliveryCache
 
 __all__ = ["Completion"]
@@ -208,7 +208,7 @@ class Completion:
 
 def _store_refusals(task: Any, refusals: list[tuple[Any, QueueFull]]) -> None:
     """Store the errors of refused requests in one write."""
-    with buffered_results(task):
+    with storing_results(task):
         for request, error in refusals:
             task.backend.mark_as_failure(
                 request.id,

@@ -175,7 +175,7 @@ def test_batch_that_cannot_be_stored_fails_item_by_item(
         raise ValueError("no way to write these")
 
     _CACHE.clear()
-    monkeypatch.setattr("celery_batch.worker.executor.executor.buffered_results", broken)
+    monkeypatch.setattr("celery_batch.worker.executor.executor.storing_results", broken)
     monkeypatch.setattr(type(fine.backend), "mark_as_done", lambda *_, **__: None)
     refuse_to_store(monkeypatch, fine, "id1")
     settled = deliver(fine, 1, 2, 3)
@@ -229,7 +229,7 @@ def test_facts_are_of_the_items_that_ran(app: Celery, monkeypatch: pytest.Monkey
     """An expired item has no facts, and the others keep their own."""
     explained: dict[str, Any] = {}
     writer = SimpleNamespace(announce=noop, attach=explained.update)
-    place = "celery_batch.worker.executor.executor.buffered_results"
+    place = "celery_batch.worker.executor.executor.storing_results"
     monkeypatch.setattr(place, lambda _task: nullcontext(writer))
 
     @app.task(base=BatchTask)

@@ -27,9 +27,9 @@ from celery_batch.protocol import (
 )
 from celery_batch.worker.redis.result_backend import (
     BulkResultWriter,
-    buffered_results,
     named_channel,
     notify_clients,
+    storing_results,
 )
 from celery_batch.worker.redis.result_store import RedisStore
 from tests.services.setup import emptied
@@ -83,7 +83,7 @@ def make_app(broker: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cele
 def store(app: Celery, *stored: tuple[str, str, Any], **options: Any) -> None:
     """Store states of tasks, given as id, state and result, as the end of one batch does."""
     task = app.tasks["results.same"]
-    with buffered_results(task):
+    with storing_results(task):
         for task_id, state, result in stored:
             task.backend.store_result(task_id, result, state, request=context(task_id, **options))
 
@@ -264,7 +264,7 @@ def test_each_client_gets_one_notification_of_all_its_results(
     subscription = listen(client, HERE, THERE)
     task = app.tasks["results.same"]
     channels = {"a": HERE, "b": THERE, "c": HERE, "d": None, "e": HERE}
-    with buffered_results(task):
+    with storing_results(task):
         for task_id, channel in channels.items():
             request = context(task_id, **({REPLY_HEADER: channel} if channel else {}))
             state, value = (states.RETRY, KeyError()) if task_id == "e" else (states.SUCCESS, "Ü")
@@ -476,7 +476,7 @@ def test_every_thread_notifies(make_app: Callable[..., Celery], client: redis.Re
         app.backend.mark_as_failure("one", ValueError("x"), request=request)
         app.backend.client.close()
 
-    with buffered_results(app.tasks["results.same"]):
+    with storing_results(app.tasks["results.same"]):
         thread = threading.Thread(target=fail)
         thread.start()
         thread.join()
@@ -490,7 +490,7 @@ def test_shared_backend_keeps_threads_apart(make_app: Callable[..., Celery], cli
     """With one backend for all threads, a batch collects only its own thread's results."""
     app = make_app(result_backend_thread_safe=True)
     task = app.tasks["results.same"]
-    with buffered_results(task):
+    with storing_results(task):
         task.backend.store_result("mine", 1, states.SUCCESS, request=context("mine"))
         thread = threading.Thread(
             target=task.backend.store_result, args=("theirs", 1, states.SUCCESS)
