@@ -14,7 +14,7 @@ from celery.backends.base import DisabledBackend
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch.backfill.window import Answer, Chunk
-from celery_batch.cluster.control_client import ControlClient
+from celery_batch.cluster.control_client import ControlClient, impatient_connection
 from celery_batch.compat.deadline import waiting_until
 from celery_batch.compat.tasks import queue_of_calls
 from celery_batch.config import max_queue_of
@@ -96,6 +96,9 @@ class Sender:
 
     def send(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         """Send chunks; return those that the broker did not take, or has no room for yet."""
+        # Before the first one is sent, a broker that is away would be noticed late.
+        if not (self.has_sent or self._can_connect()):
+            return list(chunks)
         groups = list(self._groups(chunks))
         for n, group in enumerate(groups):
             try:
@@ -120,6 +123,20 @@ class Sender:
         """Return the chunks that the broker has surely taken, and those that have ended."""
         sent = {chunk for chunk, *_ in self._pending.values()}
         return sent | {chunk for chunk, _ in self._refused}
+
+    def _can_connect(self) -> bool:
+        task = self._task
+        if task.app.conf.task_always_eager:
+            return True
+        try:
+            with impatient_connection(task.app) as connection:
+                connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0)
+            if ping := getattr(getattr(task.backend, "client", None), "ping", None):
+                ping()
+        except Exception as error:  # noqa: BLE001 (whatever a transport raises)
+            self._note_outage(error)
+            return False
+        return True
 
     def _send(self, chunks: Sequence[Chunk]) -> None:
         """Send single rows, or chunks of many; those that cannot be written have ended."""
