@@ -19,7 +19,7 @@ STUBBORN = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.fork()
-print("up", flush=True)
+os.write(1, b"up\\n")  # in one piece, as two processes write
 time.sleep(600)
 """
 
