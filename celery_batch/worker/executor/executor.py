@@ -18,7 +18,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -61,15 +61,12 @@ from celery_batch.worker.executor.fast_trace import (
     FastItem,
     FastTrace,
     can_trace_fast,
-    has_own_call,
     ignores_result,
 )
 from celery_batch.worker.executor.model_call import ModelCall, broken_device
 from celery_batch.worker.executor.request_list import run_requests
-from celery_batch.worker.executor.row_reuse import reuse_of
 from celery_batch.worker.executor.stored_values import Instead, read_stored_values
 from celery_batch.worker.executor.time_limit import SoftLimit
-from celery_batch.worker.intake.expiry import Expiries
 from celery_batch.worker.intake.refusals import reason_of
 from celery_batch.worker.redis.result_backend import (
     BulkResultWriter,
@@ -161,14 +158,12 @@ class _BatchTrace:
         #: Whether events or log lines show the repr of results.
         self._shows_results = payload.has_watchers or trace_logger.isEnabledFor(logging.INFO)
         self._context = copy_context()
-        self._reuse = reuse_of(task, payload.reuse)
         self._span = BatchSpan(task.name)
 
     def run(self) -> BatchEnd:
         end = self._run()
-        call, self._call = self._call, None  # which refers to us: the batch's values would stay
-        if call is not None:
-            call.store_answers()  # also if results could not be stored, and run again
+        if self._call is not None:
+            self._call.store_answers()  # also if results could not be stored, and run again
         return end
 
     def _run(self) -> BatchEnd:
@@ -346,27 +341,19 @@ class _BatchTrace:
             _store_starts(self._task, deliveries, self._accept)
             if self._writer is not None:
                 self._writer.announce()  # STARTED is no news once the model has answered
-            expires = [delivery.request.get("expires") for delivery in deliveries]
-            self._call = call = ModelCall(
-                self._task,
-                self._payload,
-                rows,
-                self._span,
-                partial(self._left_out, deliveries, Expiries(self._task.app, expires)),
-                self._decode_again,
-            )
             self._span.describe(
                 self._payload.reason,
                 str(deliveries[0].request.get("hostname") or ""),
                 (delivery.arrived for delivery in deliveries),
             )
-            if self._reuse is not None:
-                call.look_up(self._reuse)
+            self._call = call = ModelCall(
+                self._task, self._payload, deliveries, rows, self._span, self._accept
+            )
             if call.needs_model:
                 self._waited = self._run_model(call)
             outcomes = call.outcomes()
             if self._writer is not None:
-                self._writer.attach(call.facts(deliveries))
+                self._writer.attach(call.facts())
         except Exception as error:  # noqa: BLE001 (each item gets it, not the innermost alone)
             outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(rows)
         finally:
@@ -374,26 +361,6 @@ class _BatchTrace:
                 self._call.release()
         for item, outcome in zip(items, outcomes, strict=True):
             item.outcome = outcome
-
-    def _decode_again(self) -> list[CallRows]:
-        """Return the rows of all items as they came: the model may have changed what it got."""
-        return [
-            self._decoded(item.delivery, item.rows) for item in self._items if item.rows is not None
-        ]
-
-    def _decoded(self, delivery: Delivery, rows: CallRows) -> CallRows:
-        task = self._task
-        if delivery.content_type is None or has_own_call(task):
-            return rows  # it was decoded before, or its task class may have given it others
-        args, kwargs, _ = delivery.decode(self._accept)
-        return task._call_rows(Context(delivery.request), args, kwargs)
-
-    def _left_out(self, deliveries: Sequence[Delivery], expiries: Expiries) -> Collection[int]:
-        """Return the indexes of those that have expired or were revoked since they were read."""
-        expired, revoked = expiries.passed(), self._payload.revoked
-        if not revoked:
-            return expired
-        return {n for n, each in enumerate(deliveries) if each.task_id in revoked}.union(expired)
 
 
 def _given_outcome(outcome: Outcome, _rows: CallRows) -> Outcome:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
+from celery.app.task import Context
 
 from celery_batch.batching.batch import Reason
 from celery_batch.config import steps_of
@@ -30,11 +31,13 @@ from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.telemetry.report import NO_REUSE, Work
 from celery_batch.worker.dispatch.follow_up import Unanswered
 from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
-from celery_batch.worker.executor.row_reuse import ReusedRows, RowReuse
+from celery_batch.worker.executor.fast_trace import has_own_call
+from celery_batch.worker.executor.row_reuse import ReusedRows, reuse_of
 from celery_batch.worker.executor.time_limit import SoftLimit
+from celery_batch.worker.intake.expiry import Expiries
+from celery_batch.worker.redis.result_backend import Facts
 
 __all__ = [
-    "Facts",
     "ModelCall",
     "broken_device",
     "facts_of",
@@ -56,24 +59,24 @@ class ModelCall:
         self,
         task: BatchTask,
         payload: BatchPayload,
+        deliveries: Sequence[Delivery],
         calls: Sequence[CallRows],
         span: BatchSpan,
-        find_left_out: Callable[[], Collection[int]],
-        decode_again: Callable[[], Sequence[CallRows]],
+        accept: Collection[str],
     ) -> None:
         self.task = task
         self._payload = payload
-        #: Returns the indexes of the requests that are not to run after all.
-        self._find_left_out = find_left_out
-        #: Returns the rows of all requests as they came.
-        self._decode_again = decode_again
-        self._calls = calls
+        #: The requests that run, and the rows of each.
+        self._deliveries, self._calls = deliveries, calls
         self._columns = columns_of(calls)
+        self._expiries = Expiries(task.app, [each.request.get("expires") for each in deliveries])
         self._span = span
+        #: The content types that may be decoded.
+        self._accept = accept
         #: Whether requests may be left without an outcome, to run again alone; a suspect does so.
         self._may_run_again = task.acks_late and payload.reason != Reason.ALONE
         #: The indexes of requests that had expired, or were revoked, when the model was called.
-        self.left_out: Collection[int] = ()
+        self._left_out: Collection[int] = ()
         #: The run of the rows, once it is prepared or begins, and whether what it has computed is
         #: uncollated by `outcomes`.
         self._run: BatchRun | None = None
@@ -88,11 +91,10 @@ class ModelCall:
         self._collating = 0.0
         #: What is known of the rows before they run; None for a task that reuses no answers.
         self._reused: ReusedRows | None = None
-
-    def look_up(self, reuse: RowReuse) -> None:
-        """Look for rows whose answers are known, and for equal ones; not on the model's thread."""
-        self._reused = reuse.look_up(self._columns)
-        self._columns = self._reused.columns(self._columns)
+        reuse = reuse_of(task, payload.reuse)
+        if reuse is not None:
+            self._reused = reuse.look_up(self._columns)
+            self._columns = self._reused.columns(self._columns)
 
     def store_answers(self) -> None:
         """Cache the answers that were missing, if that is wanted."""
@@ -162,19 +164,29 @@ class ModelCall:
         if _broken is not None:  # since this batch was prepared
             self.unanswered, self._common_outcome = Unanswered.NOT_STARTED, Outcome(again=True)
             return
-        self.left_out = self._find_left_out()  # since it waited behind another batch
-        if self.left_out:
+        self._left_out = self._find_left_out()  # since it waited behind another batch
+        if self._left_out:
             self._leave_out()
         if self._calls and self.needs_model:
             self._call_model(limit)
 
+    def _find_left_out(self) -> Collection[int]:
+        """Return the indexes of those that have expired or were revoked since they were read."""
+        expired, revoked = self._expiries.passed(), self._payload.revoked
+        if not revoked:
+            return expired
+        found = {n for n, each in enumerate(self._deliveries) if each.task_id in revoked}
+        return found.union(expired)
+
     def _leave_out(self) -> None:
         self._run = None
         calls = self._calls
-        self._calls = [each for n, each in enumerate(calls) if n not in self.left_out]
+        kept = [n for n in range(len(calls)) if n not in self._left_out]
+        self._deliveries = [self._deliveries[n] for n in kept]
+        self._calls = [calls[n] for n in kept]
         self._columns = columns_of(self._calls)
         if self._reused is not None:
-            self._reused = self._reused.without(calls, self.left_out)
+            self._reused = self._reused.without(calls, self._left_out)
             self._columns = self._reused.columns(self._columns)
 
     def outcomes(self) -> Sequence[Outcome]:
@@ -188,17 +200,17 @@ class ModelCall:
             if self._reused is not None:
                 outputs = self._reused.outputs(outputs)
             found = outcomes_of(self.task, self._calls, outputs)
-        if not self.left_out:
+        left_out = self._left_out
+        if not left_out:
             return found
-        rest, count = iter(found), len(found) + len(self.left_out)
-        return [Outcome(again=True) if n in self.left_out else next(rest) for n in range(count)]
+        rest, count = iter(found), len(found) + len(left_out)
+        return [Outcome(again=True) if n in left_out else next(rest) for n in range(count)]
 
-    def facts(self, deliveries: Sequence[Delivery]) -> dict[str, Facts]:
-        """Return facts about those deliveries that have run, by request id; see `facts_of`."""
-        ran = [each for n, each in enumerate(deliveries) if n not in self.left_out]
+    def facts(self) -> dict[str, Facts]:
+        """Return facts about the requests that have run, by their ids; see `facts_of`."""
         about = about_batch(self._payload.reason, self._padding, self._payload.plan)
         timings = () if self._run is None else self._run.timings
-        return facts_of(timings, self._calls, ran, self._reused, about)
+        return facts_of(timings, self._calls, self._deliveries, self._reused, about)
 
     @property
     def _outputs(self) -> list[Any]:
@@ -251,9 +263,15 @@ class ModelCall:
         )
 
     def _unchanged_columns(self) -> Sequence[list[Any]]:
-        calls = enumerate(self._decode_again())
-        columns = columns_of([each for n, each in calls if n not in self.left_out])
+        """Return the columns as they came: the model may have changed what it got."""
+        columns = columns_of(list(map(self._decode_again, self._deliveries, self._calls)))
         return columns if self._reused is None else self._reused.columns(columns)
+
+    def _decode_again(self, delivery: Delivery, rows: CallRows) -> CallRows:
+        if delivery.content_type is None or has_own_call(self.task):
+            return rows  # it was decoded before, or its task class may have given it others
+        args, kwargs, _ = delivery.decode(self._accept)
+        return self.task._call_rows(Context(delivery.request), args, kwargs)
 
     def _uncollate(self, run: BatchRun) -> None:
         with self._instances.in_use(), pending_answer.running_batch():
@@ -263,10 +281,6 @@ class ModelCall:
     def _note_broken(self) -> None:
         global _broken  # noqa: PLW0603 (one device a process)
         _broken = _broken or self.task._batch_runner.broken  # of any task, on whatever thread
-
-
-#: The encoded facts that all requests of a model call share, and the request's own wait.
-Facts = tuple[bytes, float]
 
 
 def facts_of(

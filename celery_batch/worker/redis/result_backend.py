@@ -33,18 +33,21 @@ from celery_batch.compat.results import (
 from celery_batch.payloads.arguments import may_be_large
 from celery_batch.payloads.results import with_stored_result
 from celery_batch.protocol import READS_PAYLOADS, REPLY_CHANNEL, REPLY_HEADER
-from celery_batch.worker.executor.model_call import Facts
 from celery_batch.worker.intake.message_format import is_name
 from celery_batch.worker.redis.result_store import Entry, RedisStore, temporary_errors
 
 __all__ = [
     "BulkResultWriter",
+    "Facts",
     "named_channel",
     "notify_clients",
     "storing_results",
 ]
 
 logger = logging.getLogger(__name__)
+
+#: The encoded facts that all requests of a model call share, and the request's own wait.
+Facts = tuple[bytes, float]
 
 #: The facts of a result that no model call is known for.
 _UNKNOWN_FACTS: Facts = (b"", 0.0)

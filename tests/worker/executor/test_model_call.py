@@ -13,7 +13,7 @@ from celery import Celery, _state
 from celery_batch import Model
 from celery_batch.runtime import registry
 from celery_batch.telemetry.otel import BatchSpan
-from celery_batch.worker.dispatch.payload import BatchPayload
+from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor import model_call
 from celery_batch.worker.executor.model_call import ModelCall
 from celery_batch.worker.executor.time_limit import SoftLimit
@@ -65,7 +65,8 @@ def make_call(app: Celery, *items: int) -> ModelCall:
     """Return the call of a batch."""
     task = app.tasks.get("numbered") or Numbered.as_task(app, name="numbered")
     rows = [(item,) for item in items]
-    return ModelCall(task, BatchPayload(), rows, BatchSpan(task.name), tuple, lambda: rows)
+    deliveries = [Delivery(str(item), {}, ([item], {}, {}), None, None) for item in items]
+    return ModelCall(task, BatchPayload(deliveries), deliveries, rows, BatchSpan(task.name), ())
 
 
 def test_all_stages_of_a_batch_have_one_instance(app: Celery):
