@@ -1,5 +1,21 @@
 """
-Runs a batch in the pool process, and traces each item as its own task.
+The way of a batch through a pool process, from top to bottom.
+
+1. `run_batch` or, on a worker thread, `trace_batch` gets the payload of a job.  ``pipeline.py``
+   has the threads of a pool process, ``thread_pipeline.py`` those of a threads pool; elsewhere
+   one thread does all.  A task whose function gets a list of requests is ``request_list.py``'s.
+2. What is stored beside its messages is fetched (``stored_values.py``).
+3. Items that need no tracer are decoded (``fast_trace.py``); the tracers of the others are
+   entered.
+4. Within the innermost, a `ModelCall` finds rows whose answers are known (``row_reuse.py``),
+   collates the others, is made on the thread of the models, and uncollates.
+5. The tracers end, each with its item's outcome, and all results are stored in one write.
+6. The main process gets a `BatchEnd` with an `ItemEnd` for each request.
+
+An error of the model is the outcome of its items: their tracers raise and store it.  An item
+without an outcome ends as None, as all do while the result backend is away: the main process
+runs these again, and `BatchEnd.unanswered` says why.  Any other error is returned in place of a
+`BatchEnd`, and an exit ends the process; the main process decides what follows.
 
 Each item goes through Celery's own tracer, so its state, result, signals, retries and
 callbacks are Celery's.  The tracers are nested: every item's tracer is entered, the model

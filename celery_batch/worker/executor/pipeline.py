@@ -27,13 +27,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from itertools import takewhile
 from operator import attrgetter
 from pickle import dumps
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -61,7 +60,7 @@ from celery_batch.worker.executor.job_reader import JobReader
 from celery_batch.worker.executor.model_call import ModelCall
 from celery_batch.worker.executor.time_limit import SoftLimit
 
-__all__ = ["SWITCH_INTERVAL", "JobQueue", "OverlappedBatch", "start_threads"]
+__all__ = ["SWITCH_INTERVAL", "JobQueue", "ModelThread", "OverlappedBatch", "start_threads"]
 
 logger = logging.getLogger(__name__)
 
@@ -135,15 +134,16 @@ class OverlappedBatch:
         self._ends: SimpleQueue[float | BaseException] = SimpleQueue()
         self._unreleased: float | None = None
 
-    # These methods run on the main thread.
+    # These methods run on the thread that calls models.
 
-    def run(self, last: OverlappedBatch | None) -> OverlappedBatch:
-        """Run the model as soon as the batch is ready for it."""
+    def run(self, release_last: Callable[[], None]) -> None:
+        """Run the model as soon as the batch is ready for it; release the batch before in time."""
         self._accepted.set()
         try:
-            ready = self._await_ready(last)
-            if last is not None:  # not before: its thread would compete for the interpreter
-                last.release()
+            if self._ready.empty():
+                release_last()
+            ready = self._ready.get()
+            release_last()  # not before: its thread would compete for the interpreter
             if ready is not None:
                 waited = time.monotonic() - ready.since
                 with current_task(ready.call.task, ready.request):
@@ -154,7 +154,6 @@ class OverlappedBatch:
             self._ends.put(error)
             self._finished.wait(_FINISH_TIMEOUT)
             raise
-        return self
 
     def cancel(self, error: BaseException) -> None:
         """End the batch by an error, without a call of its model and without a report."""
@@ -167,13 +166,6 @@ class OverlappedBatch:
         waited, self._unreleased = self._unreleased, None
         if waited is not None:
             self._ends.put(waited)
-
-    def _await_ready(self, last: OverlappedBatch | None) -> _Ready | None:
-        with suppress(Empty):
-            return self._ready.get_nowait()
-        if last is not None:
-            last.release()
-        return self._ready.get()
 
     @property
     def is_finished(self) -> bool:
@@ -213,6 +205,40 @@ class OverlappedBatch:
         self._finished.set()
 
 
+class ModelThread:
+    """The one thread that calls models, with the batches whose models it has called."""
+
+    def __init__(self) -> None:
+        #: Those that are not finished, oldest first.
+        self._unfinished: deque[OverlappedBatch] = deque()
+        #: The last one; its worker thread may not know yet that the model is done.
+        self._last: OverlappedBatch | None = None
+
+    def run(self, batch: OverlappedBatch) -> OverlappedBatch:
+        """Run the model of a batch."""
+        while self._unfinished and self._unfinished[0].is_finished:
+            self._unfinished.popleft()
+        self._unfinished.append(batch)
+        try:
+            batch.run(self.release_last)
+        finally:
+            self.release_last()
+            self._last = batch
+        return batch
+
+    def release_last(self) -> None:
+        """Have the worker thread of the last batch go on."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.release()
+
+    def await_finish(self, timeout: float | None) -> None:
+        """Return when all batches are finished, or when one has not finished in time."""
+        self.release_last()
+        while self._unfinished and self._unfinished[0].await_finish(timeout):
+            self._unfinished.popleft()
+
+
 def start_threads(app: Any) -> None:
     """Start the worker threads of this pool process, if its batches may overlap."""
     worker = current_worker()
@@ -234,19 +260,19 @@ class _WorkerThreads:
     def __init__(self, app: Any, worker: Any) -> None:
         self._app = app
         self._worker = worker
-        #: Used by one worker thread at a time, under `_reading`.
-        self._reader = JobReader(job_pipe(worker), worker.wait_for_job)
         #: Jobs for the main thread, or the error that ends the process; None where worker
         #: threads have stopped reading.
         self._jobs = JobQueue()
-        self._reading, self._writing = threading.Lock(), threading.Lock()
-        self._to_read: int | None = worker.maxtasks
-        self._ordinary: _OrdinaryJob | None = None
-        #: Batches that the pool knows to be running, oldest first.
-        self._unfinished: deque[OverlappedBatch] = deque()
-        #: The batch whose model ran last; its thread may not know yet that the model is done.
-        self._last: OverlappedBatch | None = None
+        # The main thread's own.
+        self._models = ModelThread()
         self._threads_read = False
+        self._ordinary: _OrdinaryJob | None = None
+        # Those of the thread that reads: the main thread or, under this lock, a worker thread.
+        # Any thread ends the reading by a 0.
+        self._reading = threading.Lock()
+        self._reader = JobReader(job_pipe(worker), worker.wait_for_job)
+        self._to_read: int | None = worker.maxtasks
+        self._writing = threading.Lock()
         #: Batches of which the pool could not be told.
         self._unreported = 0
         #: What billiard's loop called before.
@@ -271,20 +297,16 @@ class _WorkerThreads:
         if self._ordinary is not None:
             self._ordinary.done.set()
         close_django_connections(self._app)  # signals do so on worker threads only
-        job = self._jobs.get(self._release_last) if self._threads_read else None
+        job = self._jobs.get(self._models.release_last) if self._threads_read else None
         self._threads_read = job is not None  # else this thread reads from now on
         if job is None:
             return self._receive()
         if isinstance(job, BaseException):
             raise job
         if isinstance(job, OverlappedBatch):
-            last, self._last = self._last, job
-            while self._unfinished and self._unfinished[0].is_finished:
-                self._unfinished.popleft()
-            self._unfinished.append(job)
             job.limit = self._limit(job.soft_limit)
-            return TASK, (*job.job, job.run, (last,), {})
-        self._await_unfinished(None)
+            return TASK, (*job.job, self._models.run, (job,), {})
+        self._models.await_finish(None)
         signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
         self._ordinary = job
         return job.job
@@ -301,7 +323,7 @@ class _WorkerThreads:
 
     def ensure_messages_consumed(self, completed: int) -> Any:
         """Return when the pool has read all messages, before this process ends."""
-        self._await_unfinished(_LAST_MOMENT if terminate_handler_fired() else None)
+        self._models.await_finish(_LAST_MOMENT if terminate_handler_fired() else None)
         # Billiard would wait 30 s for the pool to read what was not sent.
         return self._ensure_consumed(completed=completed - self._unreported)
 
@@ -340,16 +362,6 @@ class _WorkerThreads:
         limit = SoftLimit(seconds)
         limit.handle_signals()
         return limit
-
-    def _release_last(self) -> None:
-        last, self._last = self._last, None
-        if last is not None:
-            last.release()
-
-    def _await_unfinished(self, timeout: float | None) -> None:
-        self._release_last()
-        while self._unfinished and self._unfinished[0].await_finish(timeout):
-            self._unfinished.popleft()
 
     # These methods run on the worker threads.
 

@@ -18,7 +18,6 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ from celery_batch.worker.dispatch.follow_up import error_info
 from celery_batch.worker.dispatch.job_submitter import may_overlap, overlap_state
 from celery_batch.worker.executor.executor import run_batch, trace_batch
 from celery_batch.worker.executor.model_call import ModelCall
-from celery_batch.worker.executor.pipeline import SWITCH_INTERVAL, OverlappedBatch
+from celery_batch.worker.executor.pipeline import SWITCH_INTERVAL, ModelThread, OverlappedBatch
 
 __all__ = ["overlap_in"]
 
@@ -106,10 +105,7 @@ class ThreadPipeline:
         self._lock = threading.Lock()
         #: The job that runs, and those that wait.
         self._jobs: list[_Job] = []
-        #: The batch whose model ran last; its thread may not know yet that the model is done.
-        self._last: _Batch | None = None
-        #: Batches whose model was called, oldest first.
-        self._unfinished: deque[_Batch] = deque()
+        self._models = ModelThread()
 
     def start(self) -> None:
         """Take the pool's jobs from now on."""
@@ -172,13 +168,7 @@ class ThreadPipeline:
             self._jobs.remove(job)
             is_last = not self._jobs
         if is_last:  # else the next job releases the batch before it
-            self._release_last()
-
-    def _release_last(self) -> None:
-        with self._lock:
-            last, self._last = self._last, None
-        if last is not None:
-            last.release()
+            self._models.release_last()
 
     def _trace_ahead(self, batch: _Batch) -> None:
         """Have a worker thread prepare a batch before the pool's thread takes it."""
@@ -191,36 +181,27 @@ class ThreadPipeline:
     # These methods run on the pool's thread.
 
     def _run_alone(self, run: Callable[[], object]) -> None:
-        self._release_last()
-        while self._unfinished:
-            self._unfinished.popleft().await_finish(None)
+        self._models.await_finish(None)
         run()
 
     def _run_lone(self, run: Callable[[], object]) -> None:
-        self._release_last()
+        self._models.release_last()
         run()
 
     def _call_model(self, batch: _Batch) -> None:
         with self._lock:
             is_traced, batch.is_traced = batch.is_traced, True
-            last, self._last = self._last, batch
-        while self._unfinished and self._unfinished[0].is_finished:
-            self._unfinished.popleft()
         try:
             close_django_connections(self._app)  # signals do so on the worker threads
             batch.on_accepted(os.getpid(), time.monotonic())
             if not is_traced:  # now, for nothing that was revoked meanwhile to be traced
                 self._workers.submit(self._trace, batch)
-            self._unfinished.append(batch)
-            batch.run(last)
+            self._models.run(batch)
         except (WorkerShutdown, WorkerTerminate):
             raise
         except BaseException as error:  # noqa: BLE001 (as Celery's pools report an exit)
             batch.cancel(_Cancelled())
             batch.on_end(_lost(error))
-        finally:
-            if last is not None:
-                last.release()
 
     # This method runs on the worker threads.
 
