@@ -78,6 +78,8 @@ class Lease:
         self._seconds = seconds
         self._refresh_every = min(channel.visibility_timeout / 4, _REFRESH_EVERY)
         self._interval = min(1.0, seconds / 5, self._refresh_every)
+        #: Milliseconds for which one worker of this machine has the lock to search.
+        self._search_every = max(int(min(_SEARCH_AFTER, self._interval) * 1000), 1)
         self._renew_lease = self.client.register_script(script("renew_lease"))
         self._find_dead = self.client.register_script(script("find_dead"))
         self._renewed_at = self._refreshed_at = boottime()
@@ -142,7 +144,7 @@ class Lease:
         """Renew the lease; return whether this worker has the lock to search for dead ones now."""
         now = boottime()
         refreshes = now - self._refreshed_at >= self._refresh_every - self._interval / 2
-        expired, has_lock = self._renew_once(refreshes=refreshes)
+        expired, has_lock = self._renew_once(refreshes=refreshes, searches=True)
         if refreshes:
             self._refreshed_at = now
         if expired or self.is_late:  # perhaps all workers were stopped, and renew in a moment
@@ -151,7 +153,7 @@ class Lease:
         self._renewed_at = now
         return has_lock
 
-    def _renew_once(self, *, refreshes: bool = False) -> tuple[bool, bool]:
+    def _renew_once(self, *, refreshes: bool = False, searches: bool = False) -> tuple[bool, bool]:
         """Renew the lease, and the messages' times; return if it was over, and if we may search."""
         keys, has_expired, has_lock = self.keys, False, False
         cursor = "0" if refreshes else ""  # of the messages, of which each call refreshes some
@@ -170,7 +172,7 @@ class Lease:
                     self.milliseconds,
                     keys.owner,
                     cursor,
-                    max(int(min(_SEARCH_AFTER, self._interval) * 1000), 1),
+                    self._search_every if searches else "",
                 ],
             )
             has_expired, has_lock = has_expired or bool(expired), has_lock or bool(got_lock)

@@ -1,9 +1,9 @@
--- Renews a worker's lease, refreshes the times of its messages, and takes the search lock.
+-- Renews a worker's lease, refreshes the times of its messages, and may take the search lock.
 --
 -- KEYS  1 alive, 2 held, 3 index, 4 due, 5 owners on this machine, 6 search lock
 -- ARGV  1 value of `alive`, 2 milliseconds until the lease expires, 3 owner,
 --       4 HSCAN cursor of the messages to refresh ("" to refresh none),
---       5 milliseconds for which one worker of this machine holds the search lock
+--       5 milliseconds for which to hold the search lock ("" not to take it)
 -- Returns  1 if the lease had expired, else 0; 1 if it has the search lock, else 0; the next cursor
 --          ("0" at the end)
 
@@ -19,7 +19,10 @@ redis.call('ZADD', KEYS[4], now + ARGV[2] / 1000, ARGV[3])
 redis.call('SADD', KEYS[5], ARGV[3])
 redis.call('PEXPIRE', KEYS[5], ARGV[2])
 
-local has_lock = redis.call('SET', KEYS[6], ARGV[3], 'NX', 'PX', ARGV[5]) and 1 or 0
+local has_lock = 0
+if ARGV[5] ~= '' and redis.call('SET', KEYS[6], ARGV[3], 'NX', 'PX', ARGV[5]) then
+  has_lock = 1
+end
 
 if ARGV[4] == '' then return {expired, has_lock, '0'} end
 local found = redis.call('HSCAN', KEYS[2], ARGV[4], 'COUNT', 200)
