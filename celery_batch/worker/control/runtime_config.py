@@ -103,7 +103,7 @@ class RuntimeConfig:
             raise ConfigurationError(f"seconds: must be a number from 0 up, got {seconds!r}")
         number = None if seen is None else int(seen.get(self._consumer.hostname, 0))
         started = time.time() - time.monotonic()
-        arrivals, following = task_queue.record(seconds, number)
+        arrivals, following = task_queue.arrivals.record(seconds, number)
         arrived = [[round(started + arrived, 6), cost, rows] for arrived, cost, rows in arrivals]
         return {
             "task": name,

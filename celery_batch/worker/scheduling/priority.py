@@ -106,7 +106,7 @@ class TaskPriority:
         """Return in how many seconds to make a batch ready: just before a process is free."""
         if not is_shared(task_queues, now):
             return 0.0
-        usual = {each.task.name: each.usual_seconds or 0.0 for each in task_queues}
+        usual = {each.task.name: each.history.usual_seconds for each in task_queues}
         finishing = max(sum(job.began is not None for job in jobs) - processes, 0)
         in_order = sorted(jobs, key=lambda job: job.began or now)[finishing:]
         times = [usual[job.task.name] * job.batches for job in in_order]
@@ -115,7 +115,7 @@ class TaskPriority:
         heapify(ends)
         for time in times[processes:]:
             heapreplace(ends, ends[0] + time)
-        collating = max(each.usual_collating for each in task_queues if each.is_in_use(now))
+        collating = max(each.history.usual_collating for each in task_queues if each.is_in_use(now))
         return max(ends[0] - now - collating - _READY_BEFORE, 0.0)
 
     def overtaken_by(self, task_queue: TaskQueue, jobs: Iterable[BatchJob]) -> BatchJob | None:
@@ -134,7 +134,7 @@ class TaskPriority:
         self, task_queue: TaskQueue, job: BatchJob, task_queues: Collection[TaskQueue]
     ) -> None:
         """Charge a batch that leaves to its task; overtaken tasks earn their shares."""
-        seconds = (task_queue.usual_seconds or _FIRST_ESTIMATE) * job.batches
+        seconds = (task_queue.history.usual_seconds or _FIRST_ESTIMATE) * job.batches
         charged = self._charged[job] = seconds, task_queue.policy.device_share
         job.start = self._device.charge(task_queue, *charged)
         if self._has_earned_batch(task_queue):

@@ -266,7 +266,7 @@ class Scheduler:
         task_queue = self.task_queue(job.task)
         with self._errors_logged(job):
             if job.answer is not None:
-                task_queue.note_answer(job.answer, job.batches)
+                task_queue.history.answered(job.answer, job.batches)
             may_be_unread = self.slots.run_inline and self.reads_singly
             task_queue.batch_ended(job, may_be_unread=may_be_unread)
             self.recorder.ended(job, follow_up)

@@ -7,7 +7,6 @@ solo pool runs the whole batch inside the call that submits it.
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from math import inf
@@ -28,7 +27,8 @@ from celery_batch.items.functions import item_cost_of, item_key_of
 from celery_batch.serialization.row_digest import row_digest_of
 from celery_batch.telemetry.meter import Tally
 from celery_batch.worker.dispatch.batch_job import BatchJob
-from celery_batch.worker.dispatch.follow_up import BatchEnd
+from celery_batch.worker.scheduling.arrivals import Arrivals
+from celery_batch.worker.scheduling.batch_history import LATEST, BatchHistory
 from celery_batch.worker.scheduling.target import CallTimes, TargetTracker, is_exempt, sent_at
 
 __all__ = ["KEY_WINDOW", "TaskQueue"]
@@ -39,17 +39,8 @@ _Queue = AnyBatcher[Any] | TargetedQueue[Any]
 #: of all that wait from which on no more are read ahead.
 KEY_WINDOW, _MOST_BYTES = 128, 64 << 20
 
-#: The part of what is usual that the latest batch or body decides.
-_LATEST = 0.2
-
 #: How many bodies come between two that are measured.
 _EVERY = 15
-
-#: Arrivals that are kept until they are read.
-_MOST_ARRIVALS = 50_000
-
-#: Seconds after its latest batch for which a task counts as one that shares the device.
-_IN_USE = 60.0
 
 
 class TaskQueue:
@@ -60,15 +51,6 @@ class TaskQueue:
     _body_bytes = 0.0
     _unseen_bodies = 0
 
-    #: Seconds of a whole batch in the model, as of late; None before one has ended.
-    usual_seconds: float | None = None
-
-    #: Seconds for which the rows of a batch are collated beside the batch before, as of late.
-    usual_collating = 0.0
-
-    #: Keeps the arrivals while a client records them; else None.
-    _arrivals: _ArrivalRecorder | None = None
-
     def __init__(
         self,
         task: Any,
@@ -77,15 +59,8 @@ class TaskQueue:
     ) -> None:
         self.processes = processes
         self.task = task
-        self.reasons: Counter[str] = Counter()
-        self.requests = self.rows = 0
-        #: The work of these requests, in rows or in cost.
-        self.work = 0.0
-        self._last_left = -_IN_USE
-        #: For each power of two, how many batches of at most that many rows, and of more
-        #: than half of it, and how many rows they had.
-        self.sizes: dict[int, list[int]] = {}
-        self.safe_size: float | None = None
+        self.history = BatchHistory()
+        self.arrivals = Arrivals()
         self._paused_by: set[object] = set()
         #: Requests that arrived while the task was paused.
         self._set_aside: list[Any] = []
@@ -146,7 +121,7 @@ class TaskQueue:
 
     def is_in_use(self, now: float) -> bool:
         """Whether requests wait, or a batch has left lately, on the monotonic clock."""
-        return bool(self._batcher) or now - self._last_left < _IN_USE
+        return bool(self._batcher) or self.history.was_in_use(now)
 
     @property
     def urgency(self) -> int:
@@ -213,19 +188,9 @@ class TaskQueue:
             if self._unseen_bodies < 0:
                 self._unseen_bodies = _EVERY
                 size = len(task_request.body or b"")
-                self._body_bytes += _LATEST * (size - self._body_bytes)
-        if is_new and self._arrivals is not None:
-            cost = task_request.cost or 0.0
-            if not self._arrivals.note(task_request.arrived, cost, task_request.rows):
-                self._arrivals = None
-
-    def record(
-        self, seconds: float, number: int | None
-    ) -> tuple[list[tuple[float, float, int]], int]:
-        """Record for some seconds; return the arrivals from a number on, None for a new record."""
-        if number is None or self._arrivals is None:
-            self._arrivals = _ArrivalRecorder(number or 0)
-        return self._arrivals.read(number or 0, seconds)
+                self._body_bytes += LATEST * (size - self._body_bytes)
+        if is_new and self.arrivals.is_on:
+            self.arrivals.note(task_request.arrived, task_request.cost or 0.0, task_request.rows)
 
     def expire(self) -> list[Any]:
         """Remove and return the requests whose deadline passed before they could run again."""
@@ -271,7 +236,7 @@ class TaskQueue:
         """Return how many more requests of one urgency this task can use."""
         # Work is counted, since a chunk has many rows.  But as many requests as there are places
         # for batches are of use, whatever their size; and `ahead`, for batches to be chosen from.
-        policy = self._policy
+        policy, history = self._policy, self.history
         with self._lock:
             requests, rows = self._batcher.before(urgency)
             work = self._batcher.work_before(urgency)
@@ -281,8 +246,9 @@ class TaskQueue:
             requests, rows, work = requests + len(job), rows + job.rows, work + job.work
         if requests:
             rows_each, work_each = rows / requests, work / requests
-        elif self.requests:
-            rows_each, work_each = self.rows / self.requests, self.work / self.requests
+        elif history.requests:
+            rows_each = history.rows / history.requests
+            work_each = history.work / history.requests
         else:
             rows_each, work_each = 1.0, policy.max_batch_work / policy.usual_rows
         rows_each = max(rows_each, 1.0)  # of equal requests only one has rows
@@ -326,34 +292,15 @@ class TaskQueue:
             now = time.monotonic()
             decision = self._queue.next(now, full_only=full_only, earns_share=earns_share)
             if isinstance(decision, Batch):
-                self._last_left = now
-                self._count(decision)
+                self.history.left(decision, self._work_of(decision), now)
         return decision
 
-    def _count(self, batch: Batch[Any]) -> None:
-        rows = batch.rows
-        self.reasons[batch.reason] += 1
-        self.requests += len(batch)
-        self.rows += rows
-        limits_cost = self._item_cost is not None
+    def _work_of(self, batch: Batch[Any]) -> float:
+        """Return the work of a batch, in rows or in cost."""
+        if self._item_cost is None:
+            return batch.rows
         # A duplicate is no work: its rows are 0.
-        if limits_cost:
-            self.work += sum([each.item.work for each in batch.requests if each.rows])
-        else:
-            self.work += rows
-        size = self.sizes.setdefault(1 << max(rows - 1, 0).bit_length(), [0, 0])
-        size[0] += 1
-        size[1] += rows
-
-    def note_answer(self, answer: BatchEnd, batches: float) -> None:
-        """Note what fits into memory, and how long so many whole batches have taken."""
-        self.safe_size = answer.safe_size
-        if seconds := answer.work.seconds / batches:
-            usual = self.usual_seconds or seconds
-            self.usual_seconds = usual + _LATEST * (seconds - usual)
-        if seconds := answer.work.collating:
-            usual = self.usual_collating or seconds
-            self.usual_collating = usual + _LATEST * (seconds - usual)
+        return float(sum([each.item.work for each in batch.requests if each.rows]))
 
     def clear(self) -> list[Any]:
         """Remove and return all requests, whose messages go back to the broker."""
@@ -424,25 +371,23 @@ class TaskQueue:
     def report(self, tally: Tally) -> dict[str, Any]:
         """Return the policy and the counts of a task queue; times in seconds."""
         policy = self.policy
-        report = self._options_report(tally) | {
-            "max_batch_size": policy.max_batch_size,
-            "max_wait": policy.max_wait,
-            "linger": policy.linger_seconds,
-            "low_priority_share": policy.low_priority_share,
-            "device_share": policy.device_share,
-            "waiting": len(self._queue) + len(self._set_aside),
-            "batches": self.reasons.total(),
-            "requests": self.requests,
-            "rows": self.rows,
-            "reasons": dict(self.reasons),
-            "sizes": {str(size): [*counts] for size, counts in sorted(self.sizes.items())},
-            "model_calls": tally.calls,
-            "safe_size": self.safe_size,
-            "worker_losses": tally.losses,
-            "oldest_age": round(self.oldest_age, 6),
-        }
-        if self.usual_collating:
-            report["collate_seconds"] = round(self.usual_collating, 6)
+        report = (
+            self._options_report(tally)
+            | self.history.report()
+            | {
+                "max_batch_size": policy.max_batch_size,
+                "max_wait": policy.max_wait,
+                "linger": policy.linger_seconds,
+                "low_priority_share": policy.low_priority_share,
+                "device_share": policy.device_share,
+                "waiting": len(self._queue) + len(self._set_aside),
+                "model_calls": tally.calls,
+                "worker_losses": tally.losses,
+                "oldest_age": round(self.oldest_age, 6),
+            }
+        )
+        if collating := self.history.usual_collating:
+            report["collate_seconds"] = round(collating, 6)
         if self.target is not None:
             report |= self.target.report()
         return report
@@ -471,27 +416,3 @@ class TaskQueue:
         if policy.batch_lengths:
             report["batch_lengths"] = [*policy.batch_lengths]
         return report
-
-
-class _ArrivalRecorder:
-    """Numbered arrivals, kept until their reader says that it has them: a reply can be lost."""
-
-    def __init__(self, number: int = 0) -> None:
-        self._arrivals: deque[tuple[float, float, int]] = deque(maxlen=_MOST_ARRIVALS)
-        self._next = number
-        self._until = 0.0
-
-    def note(self, arrived: float, cost: float, rows: int) -> bool:
-        """Keep an arrival, on the monotonic clock; return False where the recording is over."""
-        if arrived > self._until:
-            return False
-        self._arrivals.append((arrived, cost, rows))
-        self._next += 1
-        return True
-
-    def read(self, number: int, seconds: float) -> tuple[list[tuple[float, float, int]], int]:
-        """Record for some seconds; return the arrivals from a number on, and the next number."""
-        self._until = time.monotonic() + seconds
-        while self._arrivals and self._next - len(self._arrivals) < number:
-            self._arrivals.popleft()
-        return list(self._arrivals), self._next

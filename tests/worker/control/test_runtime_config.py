@@ -160,7 +160,7 @@ def test_paused_task_queue_keeps_new_requests_and_runs_retried_ones(worker: Work
     pool.sent[0].callback(BatchEnd([None, (0, None, 0.0)], unanswered=Unanswered.INTERRUPTED))
 
     assert [["a", "b"], ["a"]] == pool.batches
-    assert 1 == task_queue.reasons[Reason.ALONE]
+    assert 1 == task_queue.history.reasons[Reason.ALONE]
     assert 3 == task_queue.report(Tally())["waiting"]
 
     pool.finish()
@@ -221,7 +221,7 @@ def test_request_does_not_wait_for_others_after_a_pause(
     worker.scheduler.resume(task_queue, OPERATOR)
 
     assert [["a"]] == pool.batches
-    assert 1 == task_queue.reasons[Reason.TIMEOUT]
+    assert 1 == task_queue.history.reasons[Reason.TIMEOUT]
 
 
 def test_acknowledged_request_runs_while_paused(worker: Worker):

@@ -73,12 +73,12 @@ def test_duplicates_need_no_room(task: Any, task_queue: TaskQueue):
         task_queue.capacity_left(3, [], LEAST_URGENT),
     )
     task_queue.add(request(task, 4))
-    batch = next_batch(task_queue)
+    batch, history = next_batch(task_queue), task_queue.history
 
     assert (6, 9) == (waiting, left)
     assert (7, 4) == (len(batch), batch.rows)
     assert set(requests) <= set(batch.items)
-    assert (7, 4, 4) == (task_queue.requests, task_queue.rows, task_queue.work)
+    assert (7, 4, 4) == (history.requests, history.rows, history.work)
     assert 0 == task_queue.report(Tally())["waiting"]
 
 

@@ -136,7 +136,7 @@ def test_next_batch_is_chosen_just_before_the_running_one_ends(
 ):
     """So the request of another task that comes while it runs goes next."""
     monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=clock))
-    worker.scheduler.task_queue(worker.app.tasks["pairs"]).usual_seconds = 5.0
+    worker.scheduler.task_queue(worker.app.tasks["pairs"]).history.usual_seconds = 5.0
     worker.send("single", "x")
     pool.finish()
     worker.send("pairs", "a", "b")

@@ -14,6 +14,7 @@ from celery_batch.batching.batch import LEAST_URGENT
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.telemetry.report import Work
 from celery_batch.worker.dispatch.follow_up import BatchEnd
+from celery_batch.worker.scheduling.batch_history import BatchHistory
 from celery_batch.worker.scheduling.priority import TaskPriority
 from celery_batch.worker.scheduling.task_queue import TaskQueue
 
@@ -27,8 +28,7 @@ class Waiting:
         self.urgency, self.oldest = urgency, oldest
         self.policy = BatchPolicy(low_priority_share=share)
         self.task = _TASK
-        self.usual_seconds: float | None = None
-        self.usual_collating = 0.0
+        self.history = BatchHistory()
         self.is_in_use: Callable[[float], bool] = lambda _: True
 
 
@@ -109,7 +109,7 @@ def test_no_batch_overtakes_two_ready_ones_or_one_of_its_task():
 def test_device_is_shared_by_time():
     """A task with batches of ten times the length gets a tenth of the batches."""
     task_queues = [Waiting(0, 1.0), Waiting(0, 2.0)]
-    task_queues[0].usual_seconds, task_queues[1].usual_seconds = 1.0, 0.1
+    task_queues[0].history.usual_seconds, task_queues[1].history.usual_seconds = 1.0, 0.1
 
     assert 3 == turns(TaskPriority(), task_queues, 33).count(0)
 
@@ -133,15 +133,15 @@ def finished(seconds: float | None, *, began: float | None = 1.0) -> Any:
 def test_a_batch_is_charged_what_it_took(job: Any, charged: float):
     """One whose process died is charged what was expected, one that has not begun nothing."""
     priority, task_queues = TaskPriority(), [Waiting(0, 1.0), Waiting(0, 2.0)]
-    task_queues[0].usual_seconds = 0.5
+    task_queues[0].history.usual_seconds = 0.5
     priority.batch_left(task_queues[0], job, task_queues)
     priority.batch_ended(task_queues[0], job)
     priority.batch_ended(task_queues[0], job)  # a pool may report an end twice
-    task_queues[1].usual_seconds = charged + 0.01
+    task_queues[1].history.usual_seconds = charged + 0.01
     priority.batch_left(task_queues[1], finished(None), task_queues)
 
     assert 0 == task_queues.index(priority.order(task_queues)[0])
-    task_queues[0].usual_seconds = 0.02
+    task_queues[0].history.usual_seconds = 0.02
     priority.batch_left(task_queues[0], finished(None), task_queues)
     assert 1 == task_queues.index(priority.order(task_queues)[0])
 
@@ -173,7 +173,7 @@ def test_next_batch_is_ready_just_before_a_running_one_ends():
 
     assert 0.0 == wait([large, small], running[:1], 1, 103.0)
 
-    large.usual_seconds = 4.0
+    large.history.usual_seconds = 4.0
 
     assert pytest.approx(0.99) == wait([large, small], running[:1], 1, 103.0)
     assert pytest.approx(0.99) == wait([large, small], running, 2, 103.0)
@@ -181,9 +181,9 @@ def test_next_batch_is_ready_just_before_a_running_one_ends():
     ready: Any = SimpleNamespace(task=large.task, began=None, batches=1.0)
     assert pytest.approx(2.99) == wait([large, small], [*running, ready], 2, 103.0)
     assert pytest.approx(3.99) == wait([large, small], [ready], 1, 103.0)
-    small.usual_collating = 0.5
+    small.history.usual_collating = 0.5
     assert pytest.approx(3.49) == wait([large, small], [ready], 1, 103.0)
-    small.usual_collating = 0.0
+    small.history.usual_collating = 0.0
     assert 0.0 == wait([large, small], running[:1], 1, 105.0)
     ready.batches = 2.0
     assert pytest.approx(7.99) == wait([large, small], [ready], 1, 103.0)
@@ -195,8 +195,8 @@ def test_next_batch_is_ready_just_before_a_running_one_ends():
 def test_a_ready_batch_is_overtaken_by_a_task_that_has_had_less():
     """As long as that is so; but not if it leaves as the share of its task."""
     priority, large, small = TaskPriority(), Waiting(0, 1.0, share=0.5), Waiting(0, 2.0)
-    large.task, small.usual_seconds = SimpleNamespace(name="large"), 0.4
-    large.usual_seconds = 1.0
+    large.task, small.history.usual_seconds = SimpleNamespace(name="large"), 0.4
+    large.history.usual_seconds = 1.0
     task_queues: Any = [large, small]
     jobs: Any = [Sent(0, accepted=True), Sent(0)]
     for job in jobs:
@@ -219,6 +219,6 @@ def test_task_queue_learns_how_long_its_rows_are_collated(app: Celery):
     """Batches that were not collated beside another one do not count."""
     task_queue = TaskQueue(app.tasks["pairs"], threading.RLock())
     for collating in (0.5, 0.0, 0.5, 0.0):
-        task_queue.note_answer(BatchEnd([], Work(1, 0.0, 1.0, 1.0, collating=collating)), 1.0)
+        task_queue.history.answered(BatchEnd([], Work(1, 0.0, 1.0, 1.0, collating=collating)), 1.0)
 
-    assert (0.5, 1.0) == (task_queue.usual_collating, task_queue.usual_seconds)
+    assert (0.5, 1.0) == (task_queue.history.usual_collating, task_queue.history.usual_seconds)
