@@ -15,7 +15,6 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -58,7 +57,7 @@ from celery_batch.payloads.store import (
     StoreError,
     StoreRefused,
 )
-from celery_batch.runtime.devices import check_device, usable_cores
+from celery_batch.runtime.devices import VISIBLE, check_device, gpu_files, usable_cores
 from celery_batch.worker.metrics.exporter import address_of
 from celery_batch.worker.redis.answer_cache import cache_backend
 from celery_batch.worker.scheduling.routing import (
@@ -398,7 +397,7 @@ def this_machine(*, wants_gpu: bool = False) -> Machine:
         cpus=usable_cores(),
         gpus=gpus,
         driver=driver,
-        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        visible=os.environ.get(VISIBLE),
         torch=_torch() if gpus or wants_gpu else None,  # which takes seconds
     )
 
@@ -407,8 +406,7 @@ def _gpus() -> tuple[tuple[str, ...] | None, str]:
     """Return the names of the GPUs, and what is wrong with them."""
     program = shutil.which("nvidia-smi")
     if program is None:  # some containers have a GPU and no such program
-        files = sorted(Path("/dev").glob("nvidia[0-9]*"))
-        return tuple(map(str, files)) or None, ""
+        return tuple(map(str, gpu_files())) or None, ""
     try:
         output = _output([program, "--query-gpu=name", "--format=csv,noheader"])
     except subprocess.SubprocessError as error:

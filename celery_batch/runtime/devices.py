@@ -22,6 +22,8 @@ __all__ = [
     "VISIBLE",
     "check_device",
     "discover",
+    "gpu_files",
+    "is_device",
     "pin",
     "require_seen",
     "shown",
@@ -42,16 +44,23 @@ _NAME = re.compile(r"cpu|mps|cuda:(\d+|(GPU|MIG)-[\w/-]+)")
 def discover() -> list[str]:
     """Return the names of this machine's visible GPUs, such as ``"cuda:0"``; else ``"cpu"``."""
     visible = os.environ.get(VISIBLE)
-    if visible is None:
-        count = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    else:
-        count = len(visible_entries(visible))
-    return [f"cuda:{number}" for number in range(count)] or ["cpu"]
+    gpus = gpu_files() if visible is None else visible_entries(visible)
+    return [f"cuda:{number}" for number, _ in enumerate(gpus)] or ["cpu"]
+
+
+def gpu_files() -> list[Path]:
+    """Return the driver's file of each GPU of this machine."""
+    return sorted(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def is_device(name: Any) -> bool:
+    """Return whether a device may have this name."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 def check_device(name: Any) -> None:
     """Check the name of a device, which need not exist on this machine."""
-    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+    if not is_device(name):
         raise ConfigurationError(
             f"batch_devices: {name!r} is no device; write 'cpu', 'cuda:0', 'cuda:1', ..., or"
             f" a GPU's or MIG slice's id as nvidia-smi -L lists it"
@@ -84,9 +93,8 @@ def why_doubtful(names: Sequence[str]) -> str:
     gpus = [name for name in names if name.startswith("cuda:")]
     if not gpus or sys.platform != "linux":
         return ""
-    files = Path("/dev")
-    count = len(list(files.glob("nvidia[0-9]*")))
-    if not count and not any(list(files.glob(pattern)) for pattern in _OTHER_GPUS):
+    count = len(gpu_files())
+    if not count and not any(list(Path("/dev").glob(pattern)) for pattern in _OTHER_GPUS):
         return "no GPU can be seen on this machine: it has no /dev/nvidia0"
     if VISIBLE in os.environ:  # numbers count its entries
         return ""

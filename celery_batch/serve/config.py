@@ -20,14 +20,13 @@ import yaml
 from celery_batch.config import LARGEST_BATCH
 from celery_batch.errors import ConfigurationError
 from celery_batch.formatting import did_you_mean
-from celery_batch.runtime.devices import discover
+from celery_batch.runtime.devices import discover, is_device
 
 __all__ = ["ServeConfig", "devices_of", "make_config", "read_config"]
 
 _HANDLE = re.compile(r"([^\W\d]\w*(\.[^\W\d]\w*)*:)?[^\W\d]\w*")
 _QUEUE = re.compile(r"[\w.-]+")
 _VARIABLE = re.compile(r"[^\W\d]\w*")
-_GPU = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
 _GPUS = 'must be GPU ids as in "0,1", or cpu'
 _REDIS = re.compile(r"(rediss?|redis\+socket|sentinel)://.+", re.DOTALL)
 
@@ -185,7 +184,7 @@ def devices_of(text: str) -> tuple[str, ...]:
     if entries in ([""], ["cpu"]):
         return ("cpu",)
     for entry in entries:
-        if not _GPU.fullmatch(entry):
+        if not is_device(f"cuda:{entry}"):
             raise ValueError(f"{_GPUS}, got {text!r}")
     if len(set(entries)) < len(entries):
         raise ValueError(f"a GPU is named twice in {text!r}; ProcessPerGPU is for that")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from celery_batch.runtime.devices import VISIBLE
 from celery_batch.serve.app import config_of_process, make_app, task_options
 from celery_batch.serve.handle_model import HandleModel
 from celery_batch.serve.processes import DEVICE
@@ -27,5 +28,5 @@ app = make_app(_config)
 if _device:
     app.conf.batch_devices = (_device,)
 if _device == "cpu":  # the handle must not find a GPU by itself
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ[VISIBLE] = ""
 predict = Served.as_task(app, name=_config.task_name, **task_options(_config))

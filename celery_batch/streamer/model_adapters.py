@@ -18,6 +18,7 @@ from celery_batch.batching.cost import CostLimits
 from celery_batch.errors import ConfigurationError
 from celery_batch.runtime.devices import (
     VISIBLE,
+    is_device,
     usable_cores,
     visible_entries,
     visible_entry,
@@ -276,7 +277,4 @@ def _names(given: list[str]) -> list[str]:
     visible = visible_entries(os.environ.get(VISIBLE, ""))
     if all(each in visible for each in given if each.isdigit()):
         given = [str(visible.index(each)) if each.isdigit() else each for each in given]
-    return [
-        f"cuda:{each}" if each.isdigit() or each.startswith(("GPU-", "MIG-")) else each
-        for each in given
-    ]
+    return [name if is_device(name := f"cuda:{each}") else each for each in given]
