@@ -25,13 +25,11 @@ import lzma
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from amqp import serialization
-from celery import signals
 from celery.utils.functional import noop
-from celery.worker.state import requests, task_ready
+from celery.worker.state import requests
 from kombu import compression
 from kombu.exceptions import DecodeError
 from kombu.transport import virtual
@@ -48,8 +46,6 @@ from celery_batch.serialization.decoding import (
 )
 from celery_batch.task import BatchTask
 from celery_batch.worker.context import WorkerContext
-from celery_batch.worker.intake.background_thread import BackgroundThread
-from celery_batch.worker.intake.dead_letters import DeadLetters
 from celery_batch.worker.intake.message_format import (
     Malformed,
     TooLarge,
@@ -60,16 +56,9 @@ from celery_batch.worker.intake.message_format import (
     check_size,
     check_vital,
     is_flat,
-    is_name,
     is_small,
 )
-from celery_batch.worker.intake.refusals import (
-    LONGEST_REASON,
-    fields_at_end,
-    log_refusal,
-    reason_of,
-    store_refusal,
-)
+from celery_batch.worker.intake.refusals import Refusals, fields_at_end
 
 __all__ = ["MessageValidator", "limit_decompression"]
 
@@ -81,9 +70,6 @@ _WAY_OUT = "raise it for the workers, or send less, such as a reference to the d
 #: Bytes that xz may allocate for its dictionary; its highest preset takes 65 MiB.
 _XZ_MEMORY = 256 << 20
 
-#: The fields of a message that names none.
-_NONE: Mapping[str, Any] = MappingProxyType({})
-
 #: The consumer's own methods, which handle the messages of ordinary tasks.
 _STOCK = ("create_task_handler", "on_decode_error", "on_invalid_task")
 
@@ -91,7 +77,7 @@ _STOCK = ("create_task_handler", "on_decode_error", "on_invalid_task")
 UNREADABLE = "application/x-unreadable-properties"
 
 
-def check_deliveries(channel: Any, refuse: Callable[[bytes, str], None]) -> None:
+def check_deliveries(channel: Any, refuse: Callable[[bytes, Exception], None]) -> None:
     """Check what a transport gives to its consumers: tasks, remote control, gossip."""
     codecs = channel.codecs
 
@@ -100,7 +86,7 @@ def check_deliveries(channel: Any, refuse: Callable[[bytes, str], None]) -> None
             try:
                 check_envelope(envelope, codecs)
             except Malformed as error:
-                refuse(_encode(envelope), str(error))
+                refuse(_encode(envelope), error)
                 return
             deliver(envelope, queue)
 
@@ -137,12 +123,6 @@ def _properties(decode: Callable[..., Any], buf: Any, offset: int) -> tuple[dict
     except Exception:  # noqa: BLE001 (a decoder may raise anything)
         return {"content_type": UNREADABLE, "application_headers": {}}, offset
     return found
-
-
-def _about(headers: Mapping[str, Any]) -> dict[str, str]:
-    """Return what names a message: the start of its id and of its task."""
-    found = {name: headers.get(name) for name in ("id", "task")}
-    return {name: text[:LONGEST_REASON] for name, text in found.items() if isinstance(text, str)}
 
 
 def _encode(envelope: Any) -> bytes:
@@ -209,10 +189,7 @@ class MessageValidator:
         #: Whether the limit is also for what names no batch task.
         self._limits_all = False
         self._channel: Any = None
-        self._background = BackgroundThread()
-        self._dead_letters = DeadLetters(consumer)
-        #: How many messages were refused.
-        self.refused = 0
+        self.refusals = Refusals(consumer)
         self._stock = {name: getattr(consumer, name) for name in _STOCK}
 
     def open(self) -> None:
@@ -225,11 +202,11 @@ class MessageValidator:
         consumer.on_decode_error = partial(self._on_error, "on_decode_error")
         consumer.on_invalid_task = partial(self._on_error, "on_invalid_task")
         consumer.task_consumer.on_decode_error = consumer.on_decode_error
-        channel = self._channel = consumer.task_consumer.channel
+        channel = self._channel = self.refusals.channel = consumer.task_consumer.channel
         if isinstance(channel, virtual.Channel):
             once: Any = OnceDecoded(channel.codecs["base64"])
             channel.codecs = {**channel.codecs, "base64": once}
-            check_deliveries(channel, self._refuse_envelope)
+            check_deliveries(channel, self.refusals.refuse_raw)
         driver = consumer.connection.transport.driver_type
         if driver == "redis":
             check_blocking_pops(channel.client, self.read)
@@ -241,11 +218,6 @@ class MessageValidator:
         self._limits_all = True
         limit_decompression(self._limit)
 
-    def close(self) -> None:
-        """Store the last refusals; the worker is shutting down."""
-        self._background.close()
-        self._dead_letters.close()
-
     def decode_many(self, raws: Sequence[bytes]) -> list[Any]:
         """Return messages from Redis lists decoded, for `read`; None where that does it."""
         return decode_envelopes(raws, self._limit if self._limits_all else None)
@@ -255,30 +227,15 @@ class MessageValidator:
         if self._limits_all and self._limit is not None and len(raw) > self._limit:
             fields = fields_at_end(raw)
             if not self._is_celerys(fields):
-                excess = self._excess("it", len(raw))
-                self._store_refusal(fields, excess, noop)
-                self._refuse_envelope(raw, str(excess), then, fields)
+                self.refusals.refuse_raw(raw, self._excess("it", len(raw)), then, fields)
                 return None
         try:
             envelope = decode_envelope(raw) if decoded is None else decoded
             check_envelope(envelope, self._channel.codecs, small=is_small(raw))
         except Exception as error:  # noqa: BLE001 (a decoder may raise anything)
-            self._refuse_envelope(raw, reason_of(error), then)
+            self.refusals.refuse_raw(raw, error, then)
             return None
         return envelope
-
-    def _refuse_envelope(
-        self,
-        raw: bytes,
-        reason: str,
-        then: Callable[[], object] = noop,
-        fields: Mapping[str, Any] = _NONE,
-    ) -> None:
-        """Refuse what is no message, and so can be neither acknowledged nor rejected."""
-        self.refused += 1
-        about = _about(fields)
-        log_refusal(raw, reason, about)
-        self._dead_letters.write_refused(raw, reason, then, **about)
 
     def _guarded_handler(self) -> Callable[[Any], Any]:
         handle = self._stock["create_task_handler"]()
@@ -290,7 +247,7 @@ class MessageValidator:
             except Exception as error:
                 if self._is_not_of(message, error):
                     raise
-                self._refuse(message, error)
+                self.refusals.refuse(message, error)
 
         return on_task_received
 
@@ -358,44 +315,10 @@ class MessageValidator:
         if self._is_for_celery(message) and not isinstance(error, TooLarge):
             self._stock[handler](*args)
         else:
-            self._refuse(message, error)
+            self.refusals.refuse(message, error)
 
     def _is_for_celery(self, message: Any) -> bool:
         """Return whether a message is for an ordinary task, or for the worker itself."""
         task = self._task(message.headers)
         is_ordinary = task is not None and not isinstance(task, BatchTask)
         return is_ordinary or message.channel is not self._channel
-
-    def refuse_read(self, request: Any, reason: str) -> None:
-        """Refuse a message whose body a pool process decoded and found malformed."""
-        task_ready(request)
-        self._refuse(request.message, Malformed(reason))
-
-    def _refuse(self, message: Any, error: Exception) -> None:
-        body, headers = message.body, message.headers
-        body = body if isinstance(body, bytes) else str(body).encode(errors="replace")
-        reason = reason_of(error)
-        self.refused += 1
-        about = _about(headers)
-        log_refusal(body, reason, about)
-        # The message is rejected after the refusal is stored and the dead letter written: if
-        # this worker dies before, another one does it.
-        reject = partial(self._reject, message)
-        write = partial(self._dead_letters.write_refused, body, reason, reject, **about)
-        self._store_refusal({**message.properties, **headers}, error, write)
-        signals.task_rejected.send(sender=self._consumer, message=message, exc=error)
-
-    def _reject(self, message: Any) -> None:
-        if not message.acknowledged and message.channel is self._channel:  # else it comes again
-            message.reject_log_error(logger, self._consumer.connection_errors)
-
-    def _store_refusal(
-        self, fields: dict[str, Any], error: Exception, then: Callable[[], object]
-    ) -> None:
-        """Store a failure for the caller, if the message names a task of ours and a result."""
-        task = self._task(fields)
-        if task is None or not is_name(fields.get("id")):
-            then()
-            return
-        store = partial(store_refusal, task, fields, error)
-        self._background.submit(store, partial(self._consumer.call_soon, then))

@@ -239,7 +239,7 @@ class _Exporter:
             tasks=task_reports(context),
             idle=scheduler.recorder.idle_seconds(scheduler.slots),
             processes=scheduler.slots.model_processes,
-            refused=context.validator.refused,
+            refused=context.validator.refusals.count,
             depths=self._depths.read(),
             labels={"worker": self._worker.hostname, "version": version("celery-batch")},
         )

@@ -47,7 +47,7 @@ def stats_of(consumer: Any) -> dict[str, Any]:
     return {
         "seconds": round(seconds, 3),
         "processes": processes,
-        "refused_messages": context.validator.refused,
+        "refused_messages": context.validator.refusals.count,
         "metrics": context.worker.metrics_url,
         "devices": _devices(consumer, processes),
         "device_idle_seconds": round(idle, 3),
