@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from math import inf
 from operator import attrgetter
@@ -58,14 +58,13 @@ class _Key(Generic[T]):
     """The waiting requests of one key."""
 
     __slots__ = (
-        "aged",
         "batcher",
         "finish",
         "is_full",
         "is_ready",
         "is_whole",
         "key",
-        "placed",
+        "oldest",
         "urgency",
     )
 
@@ -74,11 +73,9 @@ class _Key(Generic[T]):
         self.batcher = batcher
         #: When its last batch ends on the virtual clock.
         self.finish = finish
-        self.urgency = 0
+        #: By which it is in the orders.
+        self.urgency, self.oldest = 0, 0.0
         self.is_ready = self.is_full = self.is_whole = False
-        #: Its present entries in the orders.
-        self.placed: _Entry[T] | None = None
-        self.aged: _Entry[T] | None = None
 
 
 #: By what a key is ordered, a number that no other entry has, and the key.
@@ -86,41 +83,46 @@ _Entry = tuple[float, float, int, _Key[T]]
 
 
 class _Heap(Generic[T]):
-    """Keys in an order; the attribute `slot` of a key holds its only valid entry."""
+    """Keys in an order."""
 
-    def __init__(self, slot: str) -> None:
-        self._slot = slot
-        self._entries: list[_Entry[T]] = []
+    def __init__(self) -> None:
+        self._heap: list[_Entry[T]] = []
+        #: The only valid entry of each key.
+        self._entries: dict[_Key[T], _Entry[T]] = {}
         self._pushed = 0
-        #: How many keys are in it.
-        self.count = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def push(self, key: _Key[T], first: float, second: float = 0.0) -> None:
         """Add a key that is not in it, ordered by two numbers."""
         self._pushed += 1
-        entry = (first, second, self._pushed, key)
-        setattr(key, self._slot, entry)
-        heappush(self._entries, entry)
-        self.count += 1
-        if len(self._entries) > 2 * self.count + _MOST_MOVED:
-            self._entries = [each for each in self._entries if self._is_valid(each)]
-            heapify(self._entries)
+        entry = self._entries[key] = (first, second, self._pushed, key)
+        heappush(self._heap, entry)
+        if len(self._heap) > 2 * len(self._entries) + _MOST_MOVED:
+            self._heap = [*self._entries.values()]
+            heapify(self._heap)
 
     def discard(self, key: _Key[T]) -> None:
         """Remove a key that is in it."""
-        setattr(key, self._slot, None)
-        self.count -= 1
+        del self._entries[key]
 
     @property
     def first(self) -> _Entry[T] | None:
         """The entry of the first key; None if there is none."""
-        entries = self._entries
-        while entries and not self._is_valid(entries[0]):
-            heappop(entries)
-        return entries[0] if entries else None
+        heap = self._heap
+        while heap and self._entries.get(heap[0][3]) is not heap[0]:
+            heappop(heap)
+        return heap[0] if heap else None
 
-    def _is_valid(self, entry: _Entry[T]) -> bool:
-        return getattr(entry[3], self._slot) is entry
+
+@dataclass(slots=True)
+class _Total:
+    """What waits of one urgency, or of several."""
+
+    requests: int = 0
+    rows: int = 0
+    work: float = 0.0  # in the unit of `max_batch_work`
 
 
 class _Level(Generic[T]):
@@ -128,9 +130,9 @@ class _Level(Generic[T]):
 
     def __init__(self) -> None:
         #: By their time on the virtual clock.
-        self.ready: _Heap[T] = _Heap("placed")
+        self.ready: _Heap[T] = _Heap()
         #: By the time at which they are due.
-        self.waiting: _Heap[T] = _Heap("placed")
+        self.waiting: _Heap[T] = _Heap()
 
     @property
     def first(self) -> _Key[T]:
@@ -151,10 +153,10 @@ class KeyedBatcher(Generic[T]):
         self._keys: dict[Hashable, _Key[T]] = {}
         self._levels: dict[int, _Level[T]] = {}
         #: The keys by their oldest request.
-        self._ages: _Heap[T] = _Heap("aged")
+        self._ages: _Heap[T] = _Heap()
         self._length = 0
-        #: Requests, rows and work by urgency.
-        self._totals: dict[int, list[float]] = {}
+        #: By the urgency of the requests.
+        self._totals: dict[int, _Total] = {}
         #: Keys that are ready, and keys with a batch that need not wait for anything.
         self._ready_keys = self._whole_keys = 0
         self._clock = 0.0
@@ -202,35 +204,37 @@ class KeyedBatcher(Generic[T]):
     @property
     def rows(self) -> int:
         """How many rows the waiting requests have."""
-        return int(self._totals_before(None)[1]) + self._suspects.rows
+        return self._total_before(inf).rows + self._suspects.rows
 
     def rows_of(self, urgency: int) -> int:
         """Return how many rows the waiting requests of exactly this urgency have."""
-        return int(self._totals[urgency][1]) if urgency in self._totals else 0
+        return self._totals[urgency].rows if urgency in self._totals else 0
 
     def before(self, urgency: int) -> tuple[int, int]:
         """Return how many requests would go before a new one of this urgency, and their rows."""
-        requests, rows, _ = self._totals_before(urgency)
-        return int(requests) + len(self._suspects), int(rows) + self._suspects.rows
+        total = self._total_before(urgency)
+        return total.requests + len(self._suspects), total.rows + self._suspects.rows
 
     def work_before(self, urgency: int) -> float:
         """Return how much work goes before a new request, in the unit of `max_batch_work`."""
-        return self._totals_before(urgency)[2] + self._suspects.work_before(urgency)
+        return self._total_before(urgency).work + self._suspects.work_before(urgency)
 
     def other_keys(self, request: Request[T]) -> int:
         """Return how many other keys have requests that go before a new one."""
         levels = [level for each, level in self._levels.items() if each <= request.urgency]
         own = self._keys.get(request.key)
         is_counted = own is not None and own.urgency <= request.urgency
-        return sum(level.ready.count + level.waiting.count for level in levels) - is_counted
+        return sum(len(level.ready) + len(level.waiting) for level in levels) - is_counted
 
-    def _totals_before(self, urgency: int | None) -> tuple[float, float, float]:
-        """Return how many requests, rows and work wait of these urgencies; None for any."""
-        requests = rows = work = 0.0
+    def _total_before(self, urgency: float) -> _Total:
+        """Return what waits of these urgencies."""
+        found = _Total()
         for each, total in self._totals.items():
-            if urgency is None or each <= urgency:
-                requests, rows, work = requests + total[0], rows + total[1], work + total[2]
-        return requests, rows, work
+            if each <= urgency:
+                found.requests += total.requests
+                found.rows += total.rows
+                found.work += total.work
+        return found
 
     @property
     def is_full(self) -> bool:
@@ -252,12 +256,12 @@ class KeyedBatcher(Generic[T]):
         rows, policy = request.rows, self._policy
         total = self._totals.get(request.urgency)
         if total is None:
-            total = self._totals[request.urgency] = [0, 0, 0.0]
+            total = self._totals[request.urgency] = _Total()
         self._length += 1
-        total[0] += 1
-        total[1] += rows
+        total.requests += 1
+        total.rows += rows
         has_cost = policy.max_batch_cost is not None
-        total[2] += policy.work_of(rows, request.cost) if has_cost else rows
+        total.work += policy.work_of(rows, request.cost) if has_cost else rows
         key = self._keys.get(request.key)
         if key is None:
             key = self._keys[request.key] = self._new(request.key)
@@ -265,7 +269,7 @@ class KeyedBatcher(Generic[T]):
             self._place(key)
             return
         key.batcher.add(request)
-        if request.urgency < key.urgency or key.aged is None or request.arrived < key.aged[0]:
+        if request.urgency < key.urgency or request.arrived < key.oldest:
             self._take_out(key)
             self._place(key)
         elif key.is_full:
@@ -285,7 +289,7 @@ class KeyedBatcher(Generic[T]):
     def _rebuild(self) -> None:
         """Put all keys into the orders again, which may all have changed their places."""
         keys, self._keys, self._levels = [*self._keys.values()], {}, {}
-        self._ages, self._ready_keys, self._whole_keys = _Heap("aged"), 0, 0
+        self._ages, self._ready_keys, self._whole_keys = _Heap(), 0, 0
         for key in keys:
             key.is_ready = False
             if len(key.batcher):
@@ -297,8 +301,8 @@ class KeyedBatcher(Generic[T]):
     def _place(self, key: _Key[T]) -> None:
         """Put a key into the orders."""
         batcher = key.batcher
-        key.urgency = batcher.urgency or 0
-        self._ages.push(key, batcher.oldest or 0.0)
+        key.urgency, key.oldest = batcher.urgency or 0, batcher.oldest or 0.0
+        self._ages.push(key, key.oldest)
         key.is_full = batcher.is_full
         key.is_whole = key.is_full and batcher.has_whole_batch
         self._whole_keys += key.is_whole
@@ -316,7 +320,7 @@ class KeyedBatcher(Generic[T]):
             key.is_ready = True
             key.finish = max(key.finish, self._clock)
         self._ready_keys += 1
-        level.ready.push(key, key.finish, key.batcher.oldest or 0.0)
+        level.ready.push(key, key.finish, key.oldest)
 
     def _take_out(self, key: _Key[T]) -> None:
         """Take a key out of the orders, to which `_place` returns it."""
@@ -325,7 +329,7 @@ class KeyedBatcher(Generic[T]):
         level = self._levels[key.urgency]
         (level.ready if key.is_ready else level.waiting).discard(key)
         self._ready_keys -= key.is_ready
-        if not (level.ready.count or level.waiting.count):
+        if not (level.ready or level.waiting):
             del self._levels[key.urgency]
 
     def _put_back(self, key: _Key[T]) -> None:
@@ -349,11 +353,11 @@ class KeyedBatcher(Generic[T]):
             if policy.max_batch_cost is not None:
                 work = sum([policy.work_of(each.rows, each.cost) for each in those])
             total = self._totals[urgency]
-            total[0] -= len(those)
-            total[1] -= rows
-            total[2] -= work
+            total.requests -= len(those)
+            total.rows -= rows
+            total.work -= work
             all_work += work
-            if not total[0]:
+            if not total.requests:
                 del self._totals[urgency]
         self._length -= len(requests)
         return all_work
