@@ -67,7 +67,7 @@ class FetchPlan(NamedTuple):
 
 
 class QueueLists:
-    """The Redis lists of one channel's queues: one for each priority step of each queue."""
+    """The Redis lists of one channel's queues, one for each priority step, and what is in them."""
 
     def __init__(self, channel: Any, pop: BlockingPop, scheduler: Scheduler) -> None:
         self._channel = channel
@@ -77,10 +77,22 @@ class QueueLists:
         self._name = cache(partial(redis_list, channel))
         #: The tasks of messages that have come from each queue.
         self.tasks: defaultdict[str, set[str]] = defaultdict(set)
+        #: What was fetched last, and when.
+        self.fetched = FetchPlan([], [], 0, "")
+        self.fetched_at = 0.0
+        #: Those that were empty then, until the next wakeup.
+        self.empty: frozenset[str] = frozenset()
         #: Messages beyond the next batches that each queue has for this worker, as of late.
-        self.ahead: dict[str, int] = {}
-        #: The lists whose next message is of an ordinary task, while no more of these may be held.
-        self.blocked: frozenset[str] = frozenset()
+        self._ahead: dict[str, int] = {}
+        #: Those whose next message is of an ordinary task, while no more of these may be held.
+        self._blocked: frozenset[str] = frozenset()
+        self._blocked_at = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to fetch from any list."""
+        idle = self.empty | self._blocked
+        return bool(idle) and idle.issuperset(self.all())
 
     def all(self) -> list[str]:
         """Return all lists, key prefix included; the most urgent ones of all queues come first."""
@@ -100,7 +112,7 @@ class QueueLists:
         places = [
             (name, queue, at)
             for (at, step), queue in product(enumerate(steps), queues)
-            if (name := self._name(queue, step)) not in self.blocked
+            if (name := self._name(queue, step)) not in self._blocked
         ]
         first = [(name, queue, n) for name, queue, at in places if (n := guaranteed[queue][at])]
         others = [(name, queue, n) for name, queue, at in places if (n := usable[queue][at])]
@@ -114,7 +126,7 @@ class QueueLists:
     def _usable(self, queue: str, steps: Sequence[int], credit: int) -> list[int]:
         """Return how many messages of each list can be used now, by the tasks seen in its queue."""
         tasks, usable = self.tasks.get(queue), []
-        limits = self._limits.capacity_left(tasks, steps, self.ahead.get(queue, 0))
+        limits = self._limits.capacity_left(tasks, steps, self._ahead.get(queue, 0))
         for step, left in zip(steps, limits, strict=True):
             behind = self._limits.behind(tasks, step) if tasks and left > credit else 0
             usable.append(min(left, credit + behind))
@@ -125,6 +137,36 @@ class QueueLists:
         tasks = self.tasks.get(queue)
         guaranteed = self._limits.guaranteed_rows(tasks, steps)
         return guaranteed if tasks else [min(most, credit) for most in guaranteed]
+
+    def note_fetch(self, plan: FetchPlan, now: float) -> None:
+        """Note that this is fetched now, on the monotonic clock."""
+        self.fetched, self.fetched_at, self.empty = plan, now, frozenset()
+
+    def note_empty(self) -> None:
+        """Note that there was nothing; a message that waits in a blocked list must wake nobody."""
+        self.empty = frozenset(self.fetched.lists) - self._blocked
+
+    def note_left(self, left: Iterable[int] = (), workers: int = 1) -> None:
+        """Note this worker's part of what is left in the lists that were read."""
+        lists, queues, *_ = self.fetched
+        ahead = dict.fromkeys(queues, 0)
+        by_list = dict(zip(lists, zip(queues, left, strict=False), strict=False))
+        for queue, messages in by_list.values():  # a list may have been read in two places
+            ahead[queue] += messages
+        self._ahead.update({queue: count // workers for queue, count in ahead.items()})
+
+    def note_blocked(self, places: Iterable[int]) -> None:
+        """Note the places, from 1 on, of lists that were not read on: an ordinary task is next."""
+        if blocked := {self.fetched.lists[place - 1] for place in places}:
+            if not self._blocked:
+                self._blocked_at = self.fetched_at
+            self._blocked |= blocked
+
+    def unblock(self, now: float, ordinary: OrdinaryLimit) -> None:
+        """Read blocked lists again, if one more may be held or others may have taken the next."""
+        # Counting may go through all requests, so it is left out where nothing is blocked.
+        if self._blocked and (now - self._blocked_at >= _FETCH_EVERY or ordinary.left() != 0):
+            self._blocked = frozenset()
 
 
 class BulkFetch:
@@ -145,14 +187,8 @@ class BulkFetch:
         self._scheduler = scheduler
         self._validator = validator
         self._ordinary = ordinary
-        self._blocked_at = 0.0
         self._pop = BlockingPop(channel)
         self._lists = QueueLists(channel, self._pop, scheduler)
-        #: What was fetched last.
-        self._fetched = FetchPlan([], [], 0, "")
-        self._fetched_at = 0.0
-        #: The lists that were empty, until the next wakeup.
-        self._empty: frozenset[str] = frozenset()
         self._is_closed = False
         self._awaits_reply = False
         #: Whether to fetch from lists that were empty a moment ago, too.
@@ -206,7 +242,7 @@ class BulkFetch:
         return not self._is_closed and (self._is_refresh_wanted or self._awaits_reply)
 
     def _wake(self) -> None:
-        self._empty = frozenset()
+        self._lists.empty = frozenset()
 
     def _fetch(self, timeout: float | None = None) -> None:  # noqa: ARG002 (kombu's signature)
         """Replace sending BRPOP; called in each pass in which the prefetch allows more."""
@@ -214,20 +250,18 @@ class BulkFetch:
             # Kombu has closed the socket.  Messages that Redis may have sent are recorded for
             # this connection's owner, and are put back when the connection ends.
             raise RedisConnectionError("a reply of Redis has been lost")
-        now = time.monotonic()
-        is_soon = now - self._fetched_at < _FETCH_EVERY and not self._is_refresh_wanted
+        now, known = time.monotonic(), self._lists
+        is_soon = now - known.fetched_at < _FETCH_EVERY and not self._is_refresh_wanted
         self._is_refresh_wanted = False
-        self._unblock(now)
-        idle = self._empty | self._lists.blocked
-        if is_soon and idle and idle.issuperset(self._lists.all()):
+        known.unblock(now, self._ordinary)
+        if is_soon and known.is_idle:
             return
-        plan = self._lists.plan(self._credit(), _AT_ONCE)
+        plan = known.plan(self._credit(), _AT_ONCE)
         lists, most = plan.lists, plan.most
-        if not lists or (is_soon and self._empty.issuperset(lists)):
+        if not lists or (is_soon and known.empty.issuperset(lists)):
             return
         keys, lease = self._lease.keys, self._lease
-        self._empty, self._fetched = frozenset(), plan
-        self._fetched_at = now
+        known.note_fetch(plan, now)
         self._pop.note_sent(now)
         names = [keys.index, keys.unacked, keys.owner_of, keys.held, keys.due, keys.alive]
         self._awaits_reply = True
@@ -244,14 +278,6 @@ class BulkFetch:
             plan.reserved,
             *self._ordinary_arguments(most),
         )
-
-    def _unblock(self, now: float) -> None:
-        """Read blocked lists again, if one more may be held or others may have taken the next."""
-        # Counting may go through all requests, so it is left out where nothing is blocked.
-        if self._lists.blocked and (
-            now - self._blocked_at >= _FETCH_EVERY or self._ordinary.left() != 0
-        ):
-            self._lists.blocked = frozenset()
 
     def _ordinary_arguments(self, most: int) -> tuple[int | str, ...]:
         """Return what the script is told of ordinary tasks; nothing if it needs no limit."""
@@ -271,10 +297,10 @@ class BulkFetch:
         """Read Redis' reply and deliver its messages; raise `Empty` if there are none."""
         found = self._messages()
         if not found:
-            # A message that waits in a blocked list must wake nobody.
-            self._empty = frozenset(self._fetched.lists) - self._lists.blocked
+            lists = self._lists
+            lists.note_empty()
             if not self._pop.is_closing:
-                self._wakeup.wait(filter(self._empty.__contains__, self._lists.all()))
+                self._wakeup.wait(filter(lists.empty.__contains__, lists.all()))
             raise Empty
         self._pop.rotate(found[0][0])
         with self._scheduler.adding_many():
@@ -290,7 +316,7 @@ class BulkFetch:
             channel.client.connection.disconnect()
             raise
         except ResponseError as error:
-            self._empty = frozenset(self._fetched.lists)  # not again in this very pass
+            self._lists.note_empty()  # not again in this very pass
             self._handle_refusal(error)
             raise Empty from error
         finally:
@@ -298,35 +324,19 @@ class BulkFetch:
             self._pop.note_read()
         self._is_refused = False
         if not found:
-            self._lists.ahead.update(dict.fromkeys(self._fetched.queues, 0))
+            self._lists.note_left()
             return []
         lengths, joined, left, workers, blocked = found
-        self._note_left(map(int, left.split()), workers)
-        self._note_blocked(blocked)
+        self._lists.note_left(map(int, left.split()), workers)
+        self._lists.note_blocked(map(int, blocked.split()))
         return self._parse(lengths, joined)
-
-    def _note_left(self, left: Iterable[int], workers: int) -> None:
-        """Note this worker's part of what is left in the queues that were read."""
-        ahead = dict.fromkeys(self._fetched.queues, 0)
-        lists, queues, *_ = self._fetched
-        by_list = dict(zip(lists, zip(queues, left, strict=True), strict=True))
-        for queue, messages in by_list.values():  # a list may have been read in two places
-            ahead[queue] += messages
-        self._lists.ahead.update({queue: count // workers for queue, count in ahead.items()})
-
-    def _note_blocked(self, places: bytes) -> None:
-        lists = self._lists
-        if places:
-            if not lists.blocked:
-                self._blocked_at = self._fetched_at
-            lists.blocked |= {self._fetched.lists[int(place) - 1] for place in places.split()}
 
     def _parse(self, lengths: bytes, joined: list[bytes]) -> list[tuple[str, str, bytes]]:
         numbers, texts, end, found = map(int, lengths.split()), b"".join(joined), 0, []
         for at, in_tag, in_message in zip(numbers, numbers, numbers, strict=True):
             start, end = end + in_tag, end + in_tag + in_message
             tag = texts[start - in_tag : start].decode()
-            found.append((self._fetched.queues[at - 1], tag, texts[start:end]))
+            found.append((self._lists.fetched.queues[at - 1], tag, texts[start:end]))
         return found
 
     def _handle_refusal(self, error: ResponseError) -> None:

@@ -11,7 +11,7 @@ from celery.worker import state
 
 from celery_batch.worker.bulk import BulkPath
 from celery_batch.worker.context import WorkerContext
-from celery_batch.worker.redis.fetch import BulkFetch, QueueLists
+from celery_batch.worker.redis.fetch import FetchPlan, QueueLists
 from celery_batch.worker.scheduling.prefetch import OrdinaryLimit
 from tests.worker.doubles import Worker
 
@@ -123,21 +123,22 @@ def test_an_eta_that_has_come_counts_with_a_rate_limit_too(
 def test_ordinary_tasks_are_not_counted_where_no_list_is_blocked(lists: QueueLists):
     """An event loop's pass may come each millisecond, with thousands of requests to count."""
     counted: list[int] = []
-    ordinary = SimpleNamespace(left=lambda: counted.append(0) or 0)
-    fetch: Any = SimpleNamespace(_lists=lists, _ordinary=ordinary, _blocked_at=10.0)
-    BulkFetch._unblock(fetch, 10.5)
+    ordinary: Any = SimpleNamespace(left=lambda: counted.append(0) or 0)
+    names = lists.all()
+    lists.note_fetch(FetchPlan(names, names, 64, ""), 10.0)
+    lists.unblock(10.5, ordinary)
 
     assert [] == counted
 
-    lists.blocked = frozenset({"mail6"})
-    BulkFetch._unblock(fetch, 10.5)
+    lists.note_blocked(range(1, 5))
+    lists.unblock(10.5, ordinary)
 
     assert [0] == counted
-    assert {"mail6"} == lists.blocked
+    assert lists.is_idle
 
-    BulkFetch._unblock(fetch, 11.0)  # another worker may have taken the message
+    lists.unblock(11.0, ordinary)  # another worker may have taken the message
 
-    assert not lists.blocked
+    assert not lists.is_idle
 
 
 def test_guaranteed_places_are_read_although_the_more_urgent_list_is_blocked(
@@ -147,7 +148,8 @@ def test_guaranteed_places_are_read_although_the_more_urgent_list_is_blocked(
     lists._channel.active_queues = ["mail"]
     monkeypatch.setattr(lists, "_usable", lambda *_: [5, 0])
     monkeypatch.setattr(lists, "_guaranteed", lambda *_: [0, 3])
-    lists.blocked = frozenset({"mail0"})
+    lists.note_fetch(FetchPlan(["mail0"], ["mail"], 64, ""), 10.0)
+    lists.note_blocked([1])
 
     assert (["mail6"], ["mail"], 64, "3") == lists.plan(64, 64)
 
