@@ -55,7 +55,6 @@ from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.errors import InvalidPayload
 from celery_batch.items.pending_answer import Answer, pending_answer
 from celery_batch.items.rows import CallRows
-from celery_batch.payloads.store import StoreError
 from celery_batch.protocol import TRACK_HEADER
 from celery_batch.runtime import registry
 from celery_batch.runtime.runner import Outcome
@@ -165,8 +164,8 @@ class _BatchTrace:
         self._run_model = run_model
         self._accept = prepare_accept_content(task.app.conf.accept_content)
         self._items: list[_Item] = []
-        #: Whether values of a request are read later, for which there was no memory.
-        self._reads_later = False
+        #: What it means that an item has no outcome.
+        self._unanswered = Unanswered.INTERRUPTED
         self._call: ModelCall | None = None
         self._waited = 0.0
         self._can_store = True
@@ -185,11 +184,7 @@ class _BatchTrace:
     def _run(self) -> BatchEnd:
         count = len(self._payload)
         sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + _FRAMES_PER_ITEM * count))
-        try:
-            unreadable = read_stored_values(self._task, self._payload)
-        except StoreError as error:
-            logger.warning("Could not read the stored values of %d messages: %s", count, error)
-            return BatchEnd([None] * count, unanswered=Unanswered.NOT_READ)
+        unreadable = read_stored_values(self._task, self._payload)
         self._items = [_Item(delivery) for delivery in self._payload]
         explain_encode_errors(self._task.backend)
         encode_results_with(self._task.backend, encode_json)
@@ -220,19 +215,13 @@ class _BatchTrace:
         )
 
     @property
-    def _unanswered(self) -> Unanswered:
-        outcomes = [item.outcome for item in self._items if item.outcome is not None]
-        if self._call is not None and any(outcome.again for outcome in outcomes):
-            return self._call.unanswered
-        return Unanswered.NOT_READ if self._reads_later else Unanswered.INTERRUPTED
-
-    @property
     def _work(self) -> Work:
         return self._call.work if self._call else NO_WORK
 
     def _fail_unreadable(self, unreadable: dict[int, Exception | Instead]) -> None:
         """End the requests whose stored values cannot be had, by index with the reason."""
-        self._reads_later = Instead.LATER in unreadable.values()
+        if Instead.LATER in unreadable.values():
+            self._unanswered = Unanswered.NOT_READ
         for index, error in unreadable.items():
             item = self._items[index]
             if not isinstance(error, Instead):
@@ -368,6 +357,8 @@ class _BatchTrace:
             if call.needs_model:
                 self._waited = self._run_model(call)
             outcomes = call.outcomes()
+            if any(outcome.again for outcome in outcomes):
+                self._unanswered = call.unanswered
             if self._writer is not None:
                 self._writer.attach(call.facts())
         except Exception as error:  # noqa: BLE001 (each item gets it, not the innermost alone)

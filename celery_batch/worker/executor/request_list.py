@@ -28,7 +28,6 @@ from kombu.utils.uuid import uuid
 from celery_batch.batches import SimpleRequest
 from celery_batch.compat.celery import current_task
 from celery_batch.compat.results import notify_of_ends
-from celery_batch.payloads.store import StoreError
 from celery_batch.telemetry.report import Work
 from celery_batch.worker.dispatch.follow_up import (
     DONE,
@@ -51,11 +50,7 @@ logger = logging.getLogger(__name__)
 
 def run_requests(task: Any, payload: BatchPayload, limit: SoftLimit) -> BatchEnd:
     """Call a task's function once, with all requests of a batch; return the outcome of each."""
-    try:
-        unreadable = read_stored_values(task, payload)
-    except StoreError as error:
-        logger.warning("Could not read the stored values of %d messages: %s", len(payload), error)
-        return BatchEnd([None] * len(payload), unanswered=Unanswered.NOT_READ)
+    unreadable = read_stored_values(task, payload)
     results: list[ItemEnd] = [DONE] * len(payload)
     requests: dict[int, SimpleRequest] = {}
     failures = _Failures(task)

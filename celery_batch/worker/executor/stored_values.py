@@ -29,7 +29,8 @@ class Instead(Enum):
     """What becomes of a request that is not run, and has not failed."""
 
     ENDED = auto()  # its end is stored, and its message came once more
-    LATER = auto()  # the values of those before it fill the memory that a batch may take
+    #: The values of those before it fill the memory that a batch may take, or the store is away.
+    LATER = auto()
 
 
 def read_stored_values(task: Any, payload: BatchPayload) -> dict[int, Exception | Instead]:
@@ -55,7 +56,11 @@ def read_stored_values(task: Any, payload: BatchPayload) -> dict[int, Exception 
     keys = [each.key(payload[index].task_id) for index, each in references.items()]
     sizes = [each.total for each in references.values()]
     store: Any = payloads.store  # there is one, for these values have been found readable
-    values = retry_over_time(store.get, StoreError, (keys, sizes), **_RETRIES)
+    try:
+        values = retry_over_time(store.get, StoreError, (keys, sizes), **_RETRIES)
+    except StoreError as error:
+        logger.warning("Could not read the stored values of %d messages: %s", len(keys), error)
+        return dict.fromkeys(range(len(payload)), Instead.LATER)
     for (index, reference), data in zip(references.items(), values, strict=True):
         try:
             payload[index] = payload[index]._replace(stored=reference.split(data))
