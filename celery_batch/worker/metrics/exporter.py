@@ -29,7 +29,6 @@ from celery_batch.broker_depth import DepthReader, can_read_depth, open_depth_re
 from celery_batch.config import Settings
 from celery_batch.errors import ConfigurationError
 from celery_batch.processes.fork_guard import forks_delayed
-from celery_batch.telemetry.meter import Meter
 from celery_batch.worker.consumer_context import ConsumerContext
 from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.metrics.snapshot import task_reports
@@ -234,8 +233,10 @@ class _Exporter:
         """Yield all metrics; called on the thread of a scrape."""
         context = ConsumerContext.of(self._worker.consumer)
         scheduler = context.scheduler
+        with scheduler.recorder.counts() as meter:
+            counted = meter.copy()
         yield from self._families(
-            scheduler.recorder.ask(Meter.copy),
+            counted,
             tasks=task_reports(context),
             idle=scheduler.recorder.idle_seconds(scheduler.slots),
             processes=scheduler.slots.model_processes,

@@ -11,8 +11,9 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import signals
@@ -35,8 +36,6 @@ _ENDS = {
     Unanswered.NOT_READ: End.REFUSED,
     Unanswered.INTERRUPTED: End.BROKE_OFF,
 }
-
-T = TypeVar("T")
 
 
 def _end_of(job: BatchJob, follow_up: FollowUp) -> End:
@@ -83,15 +82,17 @@ class BatchRecorder:
             # Before 5.7 Celery takes one method of two objects for the same receiver.
             signals.task_revoked.connect(self._on_revoked, dispatch_uid=id(self))
 
-    def ask(self, question: Callable[[Meter], T]) -> T:
-        """Return the result of a function of the meter, while nothing is added."""
+    @contextmanager
+    def counts(self) -> Iterator[Meter]:
+        """Yield all counts, to which nothing is added meanwhile."""
         with self._lock:
-            return question(self._meter)
+            yield self._meter
 
     def idle_seconds(self, slots: Slots) -> float:
         """Return for how many seconds processes had no batch in their models, together."""
         now, busy, processes = time.monotonic(), slots.busy(), slots.model_processes
-        return self.ask(lambda meter: meter.idle.seconds(now, busy, processes))
+        with self._lock:
+            return self._meter.idle.seconds(now, busy, processes)
 
     def ended(self, job: BatchJob, follow_up: FollowUp) -> None:
         """Record a batch that has ended."""

@@ -41,9 +41,9 @@ def stats_of(consumer: Any) -> dict[str, Any]:
     scheduler, now = context.scheduler, time.monotonic()
     idle = scheduler.recorder.idle_seconds(scheduler.slots)
     reports, processes = task_reports(context), scheduler.slots.model_processes
-    seconds, summaries = scheduler.recorder.ask(
-        lambda meter: (now - meter.since, {name: meter.tally(name).summary() for name in reports})
-    )
+    with scheduler.recorder.counts() as meter:
+        seconds = now - meter.since
+        summaries = {name: meter.tally(name).summary() for name in reports}
     return {
         "seconds": round(seconds, 3),
         "processes": processes,

@@ -367,10 +367,8 @@ class Scheduler:
         """Return the report of each task queue, with its running batches, by the task's name."""
         running = Counter(job.task.name for job in list(self.slots.jobs))
         task_queues = sorted(self._task_queues.items())
-        with self.slots.lock:  # the caller may be another thread
-            return self.recorder.ask(
-                lambda meter: {
-                    name: {**task_queue.report(meter.tally(name)), "running": running[name]}
-                    for name, task_queue in task_queues
-                }
-            )
+        with self.slots.lock, self.recorder.counts() as meter:  # the caller may be another thread
+            return {
+                name: {**task_queue.report(meter.tally(name)), "running": running[name]}
+                for name, task_queue in task_queues
+            }

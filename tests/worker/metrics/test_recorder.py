@@ -27,7 +27,8 @@ def taken(worker: Worker, pool: Pool, *ids: str) -> Callable[..., None]:
 
 def summary(worker: Worker) -> dict[str, Any]:
     """Return the task's counts."""
-    return worker.scheduler.recorder.ask(lambda meter: meter.tally("trios").summary())
+    with worker.scheduler.recorder.counts() as meter:
+        return meter.tally("trios").summary()
 
 
 @pytest.mark.parametrize(
