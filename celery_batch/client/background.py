@@ -13,12 +13,20 @@ from celery.utils.functional import noop
 from celery_batch.broker_depth import DepthReader, can_read_depth, open_depth_reader
 from celery_batch.processes.per_process import PerProcess
 
-__all__ = ["BrokerPoller", "OnDemandThread"]
+__all__ = ["BrokerPoller", "OnDemandThread", "rest_after"]
 
 T = TypeVar("T")
 
 #: Seconds without work after which a thread ends.
 IDLE = 5.0
+
+#: Seconds that a poller sleeps for each second that a poll has taken, and at most.
+_REST, _LONGEST_REST = 4.0, 1.0
+
+
+def rest_after(seconds: float) -> float:
+    """Return for how many seconds to leave a server alone after a poll that took so long."""
+    return min(_REST * seconds, _LONGEST_REST)
 
 
 class OnDemandThread:

@@ -301,6 +301,6 @@ async def apply_and_wait(
         raise
     finally:
         timer.cancel()
-        if result is not None and result.pending_result.value is None:
+        if result is not None:
             result.pending_result.registry.remove_callback_later(result.pending_result, complete)
     return result

@@ -24,7 +24,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult, EagerResult, ResultBase, assert_will_not_block
 from celery.utils.functional import noop
 
-from celery_batch.client.background import OnDemandThread
+from celery_batch.client.background import OnDemandThread, rest_after
 from celery_batch.client.results.pending import PendingResult
 from celery_batch.compat.tasks import raise_parent_error
 from celery_batch.errors import ConfigurationError
@@ -56,9 +56,6 @@ Poll = Callable[[], bool]
 
 #: Seconds before the first and most seconds between two rounds.
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 0.5
-
-#: Seconds it sleeps for each second that a round has taken, and at most.
-_REST, _LONGEST_REST = 4.0, 1.0
 
 
 class Poller(PerProcess):
@@ -92,7 +89,7 @@ class Poller(PerProcess):
         now = time.monotonic()
         has_found = len(self._polls) < before
         self._pause = SHORTEST_PAUSE if has_found else min(1.5 * self._pause, LONGEST_PAUSE)
-        self._next_round = now + max(self._pause, min(_REST * (now - began), _LONGEST_REST))
+        self._next_round = now + max(self._pause, rest_after(now - began))
 
 
 def _is_done(poll: Poll) -> bool:

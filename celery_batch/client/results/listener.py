@@ -31,7 +31,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, RedisError
 from redis.retry import Retry
 
-from celery_batch.client.background import OnDemandThread
+from celery_batch.client.background import OnDemandThread, rest_after
 from celery_batch.client.results.pending import NOT_STORED, PendingResults
 from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.compat.redis import log_no_pushes
@@ -62,9 +62,6 @@ QUIET = 10.0
 
 #: Ids polled in one command.
 POLL_LIMIT = 500
-
-#: Seconds the store poller sleeps for each second that a poll took, and at most.
-REST, LONGEST_REST = 4.0, 1.0
 
 #: Seconds after which it checks, at the latest, whether the other thread still runs.
 CHECK_INTERVAL = 1.0
@@ -193,7 +190,7 @@ class StorePoller:
             return time.monotonic() - began + 0.1
         self._is_failing = False
         took = time.monotonic() - began
-        return took + min(REST * took, LONGEST_REST)
+        return took + rest_after(took)
 
 
 class ListenerState(Enum):

@@ -279,7 +279,8 @@ class PendingResults(PerProcess):
     def remove_callback_later(self, pending: PendingResult, callback: Callback) -> None:
         """Remove a callback without taking the lock; for a moment, it may still be called."""
         # The garbage collector may end a generator in any thread, within a method of this, too.
-        self._removed.append((pending, callback))
+        if pending.value is None:  # else it was called
+            self._removed.append((pending, callback))
 
     def deliver(self, values: Iterable[tuple[str, bytes]], facts: bytes = b"") -> None:
         """Take in the stored values of tasks that have ended, and call their callbacks."""

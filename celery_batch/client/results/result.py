@@ -34,7 +34,6 @@ from celery_batch.client.results.pending import (
 from celery_batch.client.results.states import StateIterator
 from celery_batch.client.results.waiting import (
     ThreadWaiter,
-    is_stored_elsewhere,
     wait_until_ended,
     warn_if_loop_blocks,
 )
@@ -108,7 +107,7 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         usual = self.app.backend
         if backend is not None and backend is not usual:
             self._backend = backend
-            self.is_stored_elsewhere = is_stored_elsewhere(backend, self.app)
+            self.is_stored_elsewhere = _is_elsewhere(backend, usual)
         elif is_rpc(usual):
             self._backend = usual
         if parent is not None:
@@ -413,6 +412,16 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
             self._maybe_reraise_parent_error()
         if on_interval is not None:
             on_interval()
+
+
+def _is_elsewhere(backend: Any, usual: Any) -> bool:
+    """Return whether a backend is another place than the app's own, which the listener polls."""
+    return type(backend) is not type(usual) or _place(backend) != _place(usual)
+
+
+def _place(backend: Any) -> tuple[Any, Any]:
+    url = backend.as_uri(include_password=True)  # without, two databases look the same
+    return url, getattr(backend, "connparams", None)
 
 
 def _call(result: weakref.ref[BatchResult], callback: Any) -> None:

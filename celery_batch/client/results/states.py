@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 from celery import states
@@ -16,7 +14,7 @@ from celery.result import EagerResult, assert_will_not_block
 
 from celery_batch.client.results.futures import Poller, keep_rpc_address, require_backend
 from celery_batch.client.results.pending import NOT_STORED, TOO_LARGE
-from celery_batch.client.results.waiting import LoopWaker
+from celery_batch.client.results.waiting import block, sleep
 from celery_batch.compat.tasks import raise_parent_error
 
 __all__ = ["StateIterator"]
@@ -54,29 +52,17 @@ class StateIterator:
             left = self._seconds_left(end)
             if self._is_over:
                 raise StopIteration
-            changed: SimpleQueue[None] = SimpleQueue()
-            stop = self._subscribe(partial(changed.put, None))
-            try:
-                with suppress(Empty):
-                    changed.get(timeout=left)
-            finally:
-                stop()
+            block(self._subscribe, left)
         return state
 
     async def __anext__(self) -> str:
         """Wait for the next state as `__next__`, without blocking the event loop."""
         end = self._end_of_step()
-        waker = LoopWaker.of_running_loop()
         while (state := self._next_known()) is None:
             left = self._seconds_left(end)
             if self._is_over:
                 raise StopAsyncIteration
-            changed = waker.loop.create_future()
-            stop = self._subscribe(partial(waker.complete, changed))
-            try:
-                await asyncio.wait((changed,), timeout=left)
-            finally:
-                stop()
+            await sleep(self._subscribe, left)
         return state
 
     def _end_of_step(self) -> float | None:

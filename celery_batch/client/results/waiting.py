@@ -1,4 +1,9 @@
-"""How threads and coroutines wait for a result."""
+"""
+How threads and coroutines wait for a result.
+
+Both give a function that wakes them to what subscribes to the result, and end the subscription
+when they are woken, or give up.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +23,14 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from celery_batch.client.results.futures import future_of, has_ended
 from celery_batch.client.results.listener import TIMEOUT, listener_for
-from celery_batch.client.results.pending import TOO_LARGE, PendingResult
+from celery_batch.client.results.pending import TOO_LARGE, Callback, PendingResult
 
 __all__ = [
     "LoopWaker",
     "ThreadWaiter",
+    "block",
     "block_until_ended",
-    "is_stored_elsewhere",
+    "sleep",
     "wait_until_ended",
     "warn_if_loop_blocks",
 ]
@@ -32,6 +38,8 @@ __all__ = [
 #: Seconds after which a waiting thread checks whether the listener still runs, as in Celery.
 CHECK_INTERVAL = 1.0
 
+#: Has a function called, once and from any thread; returns what takes that back.
+Subscribe = Callable[[Callback], Callable[[], object]]
 
 #: Whether this process has been warned that it blocks an event loop.
 _has_warned = False
@@ -91,8 +99,7 @@ class ThreadWaiter:
                     yield arrived
         finally:
             for pending, notify in added:
-                if pending.value is None:  # else it was called
-                    pending.registry.remove_callback_later(pending, notify)
+                pending.registry.remove_callback_later(pending, notify)
 
     def _next(self, missing: Iterable[Any]) -> Any:
         """Return a result that was received; where there is no listener, poll for those missing."""
@@ -148,25 +155,46 @@ class LoopWaker:
                 future.set_result(None)
 
 
-def is_stored_elsewhere(backend: Any, app: Any) -> bool:
-    """Return whether a backend is another place than where the app's listener polls."""
-    usual = app.backend
-    if backend is usual:
-        return False
-    return type(backend) is not type(usual) or _place(backend) != _place(usual)
+def block(subscribe: Subscribe, seconds: float | None) -> None:
+    """Block this thread until it is woken, or for so many seconds; None for any number."""
+    woken = queue.SimpleQueue[None]()
+    unsubscribe = subscribe(partial(woken.put, None))
+    try:
+        with suppress(queue.Empty):
+            woken.get(timeout=seconds)
+    finally:
+        unsubscribe()
 
 
-def _place(backend: Any) -> tuple[Any, Any]:
-    url = backend.as_uri(include_password=True)  # without, two databases look the same
-    return url, getattr(backend, "connparams", None)
+async def sleep(subscribe: Subscribe, seconds: float | None) -> None:
+    """Wait in a coroutine as `block` does in a thread."""
+    waker = LoopWaker.of_running_loop()
+    woken = waker.loop.create_future()
+    wake = partial(waker.complete, woken)
+    unsubscribe = subscribe(wake)
+    # A bare timer costs a fifth of `asyncio.timeout`.
+    timer = None if seconds is None else waker.loop.call_later(seconds, wake)
+    try:
+        await woken
+    finally:
+        if timer is not None:
+            timer.cancel()
+        unsubscribe()
+
+
+def _subscribe(pending: PendingResult, callback: Callback) -> Callable[[], object]:
+    """Have a function called with the end of a task of which this process is notified."""
+    if not pending.registry.add_callback(pending, callback):
+        callback()
+    return partial(pending.registry.remove_callback_later, pending, callback)
 
 
 def block_until_ended(result: Any, deadline: float) -> bool:
     """Return whether a result's task ends by a deadline, for a thread; it may have failed."""
     pending = result.notified
     if pending is not None:
-        if pending.value is None:
-            _block_until_notified(pending, deadline)
+        # The backend is not asked at the deadline: that may take seconds.
+        block(partial(_subscribe, pending), max(deadline - time.monotonic(), 0.0))
         if pending.value != TOO_LARGE:
             return pending.value is not None
     left = deadline - time.monotonic()
@@ -179,52 +207,20 @@ def block_until_ended(result: Any, deadline: float) -> bool:
     return True
 
 
-def _block_until_notified(pending: PendingResult, deadline: float) -> None:
-    received = queue.SimpleQueue[None]()
-    callback = partial(received.put, None)
-    if not pending.registry.add_callback(pending, callback):
-        return
-    try:
-        with suppress(queue.Empty):  # then the backend is not asked: that may take seconds
-            received.get(timeout=max(deadline - time.monotonic(), 0.0))
-    finally:
-        if pending.value is None:
-            pending.registry.remove_callback(pending, callback)
-
-
 async def wait_until_ended(result: Any, deadline: float = math.inf) -> bool:
     """Return whether a result's task ends by a deadline; raise the error of one before it."""
+    left = None if deadline == math.inf else max(deadline - time.monotonic(), 0.0)
     pending = None if result.parent else result.notified
     if pending is not None:
-        await _wait_for_notification(pending, deadline)
+        await sleep(partial(_subscribe, pending), left)
         if pending.value != TOO_LARGE:
             return pending.value is not None
+        left = None if left is None else max(deadline - time.monotonic(), 0.0)
     future = future_of(result)
     try:
-        left = None if deadline == math.inf else max(deadline - time.monotonic(), 0.0)
         await asyncio.wait((asyncio.wrap_future(future),), timeout=left)
         if future.done() and result.parent and (error := future.exception()) and not result.ready():
             raise error
         return future.done()
     finally:
         future.cancel()
-
-
-async def _wait_for_notification(pending: PendingResult, deadline: float) -> None:
-    waker = LoopWaker.of_running_loop()
-    future = waker.loop.create_future()
-    callback = partial(waker.complete, future)
-    if not pending.registry.add_callback(pending, callback):
-        return
-    # A bare timer costs a fifth of `asyncio.timeout`.
-    timer = None
-    if deadline < math.inf:
-        left = max(deadline - time.monotonic(), 0.0)
-        timer = waker.loop.call_later(left, waker.complete, future)
-    try:
-        await future
-    finally:
-        if timer is not None:
-            timer.cancel()
-        if pending.value is None:
-            pending.registry.remove_callback_later(pending, callback)
