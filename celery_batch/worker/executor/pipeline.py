@@ -27,6 +27,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from itertools import takewhile
@@ -211,8 +212,9 @@ class ModelThread:
     def __init__(self) -> None:
         #: Those that are not finished, oldest first.
         self._unfinished: deque[OverlappedBatch] = deque()
-        #: The last one; its worker thread may not know yet that the model is done.
-        self._last: OverlappedBatch | None = None
+        #: The last one, until its worker thread is told that the model is done.  On a threads pool
+        #: another thread may do so, too: a pop is atomic.
+        self._last: deque[OverlappedBatch] = deque()
 
     def run(self, batch: OverlappedBatch) -> OverlappedBatch:
         """Run the model of a batch."""
@@ -223,14 +225,13 @@ class ModelThread:
             batch.run(self.release_last)
         finally:
             self.release_last()
-            self._last = batch
+            self._last.append(batch)
         return batch
 
     def release_last(self) -> None:
         """Have the worker thread of the last batch go on."""
-        last, self._last = self._last, None
-        if last is not None:
-            last.release()
+        with suppress(IndexError):
+            self._last.pop().release()
 
     def await_finish(self, timeout: float | None) -> None:
         """Return when all batches are finished, or when one has not finished in time."""
