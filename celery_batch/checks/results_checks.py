@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from urllib.parse import urlsplit
 
-from celery_batch.checks.facts import Facts, PayloadFacts
+from celery_batch.checks.facts import Facts, PayloadFacts, Worker
 from celery_batch.checks.finding import Finding, ok, problem, warning
+from celery_batch.compat.fast_paths import PathState
 
 #: Seconds, less than which an answer may be gone before it is read.
 _SOON = 60.0
@@ -63,9 +64,35 @@ def _on_redis(facts: Facts) -> Iterator[Finding]:
             "Leave the setting out, unless you are looking for a fault.",
         )
     else:
-        yield ok(
+        notified = ok(
             f"Callers are notified of their answers, many at once, by Redis at {facts.results.url}."
         )
+        yield from list(_unnotified(facts)) or [notified]
+
+
+def _unnotified(facts: Facts) -> Iterator[Finding]:
+    """Say why callers here, or those of a worker, are not notified."""
+    fix = "Leave out what is named, or let callers and workers have the same."
+    if reason := _why_off("notify", facts.fast_paths):
+        yield warning(f"Callers here are not notified of their answers ({reason}).", fix)
+    for worker in _own_workers(facts):
+        if reason := _why_off("notify", worker.fast_paths):
+            yield warning(
+                f"{worker.name} notifies no caller ({reason}): callers that wait to be notified"
+                " poll for its answers, once a second.",
+                fix,
+            )
+
+
+def _why_off(name: str, states: Iterable[PathState]) -> str:
+    return next((state.reason for state in states if state.name == name), "")
+
+
+def _own_workers(facts: Facts) -> Iterator[Worker]:
+    """Yield the workers that serve tasks of this app."""
+    for worker in facts.workers or ():
+        if not worker.tasks.keys().isdisjoint(facts.queues):
+            yield worker
 
 
 def expiry(facts: Facts) -> Iterator[Finding]:
@@ -192,10 +219,9 @@ def payloads(facts: Facts) -> Iterator[Finding]:
 def _unlike_stores(facts: Facts, ours: str) -> Iterator[Finding]:
     """Name the workers that have another payload store than callers of this app."""
     fix = "Set batch_payload_store alike where calls are made and in workers."
-    for worker in facts.workers or ():
+    for worker in _own_workers(facts):
         theirs = worker.payload_store
-        is_ours = not worker.tasks.keys().isdisjoint(facts.queues)  # no other app's
-        if theirs is None or not is_ours or _place(theirs) == _place(ours):
+        if theirs is None or _place(theirs) == _place(ours):
             continue
         says = (
             f"{worker.name} keeps large values {_where(theirs)}, and callers of this app keep them"

@@ -457,6 +457,18 @@ WRONG = [
         "may vanish",
     ),
     (results_checks.results, conf(batch_bulk=False), "warning", "no caller is notified"),
+    (
+        results_checks.results,
+        saying(store="results are in OwnBackend", notify="results are in OwnBackend"),
+        "warning",
+        "w notifies no caller (results are in OwnBackend)",
+    ),
+    (
+        results_checks.results,
+        replace(GOOD, fast_paths=[PathState("notify", "store is off")]),
+        "warning",
+        "Callers here are not notified of their answers (store is off)",
+    ),
     (results_checks.caches, cache("none", "t.cache_ttl: no; set it"), "problem", "no worker of"),
     (results_checks.caches, cache("none", "batch_cache_url: bad"), "problem", "leave out cache"),
     (results_checks.caches, cache("redis", "refused."), "problem", "refused"),

@@ -39,9 +39,10 @@ def found(output):
 
 
 def test_with_redis_and_a_worker(setup, tmp_path):
-    """Servers and workers are described; an unserved task and another store are problems."""
+    """Servers and workers are described, and what of a worker's settings is unlike the callers'."""
     store = f"file://{tmp_path}"
     conf = {"batch_max_wait": 0.25, "batch_payload_store": store}
+    conf["batch_disable_fast_paths"] = "store"
     worker = setup.worker("-c", "1", "--max-tasks-per-child", "50", conf=conf)
     setup.elsewhere.delay(1)
 
@@ -64,6 +65,7 @@ def test_with_redis_and_a_worker(setup, tmp_path):
     )
     (unlike,) = [says for level, says, _ in said["payload-store"] if level == "problem"]
     assert f"{worker.name} keeps large values in {store}, and callers" in unlike
+    assert f"{worker.name} notifies no caller (store is off)" in said["result-backend"][0][1]
     assert ["ok"] == [level for level, *_ in said["broker"]]
     assert "leased" in said["visibility-timeout"][0][1]
     assert ["warning"] == [level for level, *_ in said["redis-persistence"]]
