@@ -14,10 +14,8 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from celery import Task
-from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch.call_options import check_arguments, readable_options
-from celery_batch.compat.older_celery import is_lost_backend
 from celery_batch.compat.tasks import send_groups_with
 from celery_batch.defaults import Items, Seconds
 from celery_batch.item_lists import refuse_one_value
@@ -85,18 +83,7 @@ class ClientMethods(Task):  # type: ignore[misc]
             check_arguments(self, args, kwargs)
         publisher = _client("publish.publisher").Publisher.of(self.app)
         with publisher.limiter().admit(self, options, call=(args, kwargs)):
-            args, kwargs, options = publisher.with_stored_values(self, args, kwargs, options)
-            result = publisher.send(self, args, kwargs, options)
-            if result is None:
-                own = super().apply_async
-                try:
-                    result = publisher.send_as_celery_does(self, own, args, kwargs, options)
-                except Exception as error:
-                    explained = _explained(error, self, args, kwargs, options)
-                    if explained is error:
-                        raise
-                    raise explained from error
-            return result
+            return publisher.send(self, args, kwargs, options)
 
     def AsyncResult(self, task_id: str, **options: Any) -> Any:  # noqa: N802 (Celery's name)
         """
@@ -267,18 +254,6 @@ class ClientMethods(Task):  # type: ignore[misc]
         """
         in_python = import_module("celery_batch.backfill.iterate")
         return in_python.answers(self, items, options, window=window, in_order=in_order)
-
-
-def _explained(error: Exception, task: Any, args: Any, kwargs: Any, options: Any) -> Exception:
-    """Return an error of Celery's own sending in words that name the cause; others as they are."""
-    if isinstance(error, EncodeError):
-        serializer = options.get("serializer") or task.serializer
-        explained_call = import_module("celery_batch.serialization.encode_errors").explained_call
-        return explained_call(error, task, args, kwargs, serializer)  # type: ignore[no-any-return]
-    if is_lost_backend(error):  # Celery's own words are of a restart, which nothing here needs
-        cause = error.__cause__ or error
-        return OperationalError(f"The result backend cannot be reached: {cause}")
-    return error
 
 
 def _send_group(app: Any, tasks: Any, producer: Any, apply: Any) -> Any:

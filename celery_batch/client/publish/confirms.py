@@ -7,7 +7,6 @@ next; here a thousand are sent first, on a channel of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from celery_batch.compat.kombu import library_errors
 
 if TYPE_CHECKING:
     from celery_batch.client.publish.buffer import BulkWrite
+    from celery_batch.client.publish.series import Call
 
 __all__ = ["ConfirmedBulk"]
 
@@ -61,10 +61,10 @@ class ConfirmedBulk:
         channel.events["basic_return"].add(self._on_return)
         return channel
 
-    def send(self, apply: Callable[..., Any], options: Any) -> Any:
+    def send(self, call: Call) -> Any:
         """Send one call, and wait for confirms when many are outstanding."""
         # Not again on another connection, where the numbers would begin anew.
-        result = apply(**{**options, "producer": self._producer, "retry": False})
+        result = call.apply(producer=self._producer, retry=False)
         self._count += 1
         self._waiting[self._count] = result
         if len(self._waiting) >= MOST_MESSAGES:

@@ -9,12 +9,12 @@ everything as in Celery; only the write comes after all of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from kombu.exceptions import OperationalError
+from kombu.exceptions import EncodeError, OperationalError
 from kombu.utils.json import dumps
 
 from celery_batch.call_options import warn_of_misspelt
@@ -34,7 +34,7 @@ from celery_batch.client.publish.message import (
     new_id,
     sent_now,
 )
-from celery_batch.client.publish.series import CallSeries, check_call, expect_result
+from celery_batch.client.publish.series import Call, CallSeries, check_call, expect_result
 from celery_batch.client.publish.templates import (
     MessageTemplates,
     check_priority,
@@ -50,6 +50,7 @@ from celery_batch.client.results.listener import is_cut_off, listener_for, why_n
 from celery_batch.client.results.result import adopt_groups
 from celery_batch.client_methods import ClientMethods
 from celery_batch.compat.fast_paths import PathState, states_in_words
+from celery_batch.compat.older_celery import is_lost_backend
 from celery_batch.compat.tasks import call_options
 from celery_batch.config import require
 from celery_batch.payloads.app_payloads import AppPayloads
@@ -57,6 +58,7 @@ from celery_batch.payloads.arguments import may_be_large, with_stored_values
 from celery_batch.processes.per_process import PerProcess
 from celery_batch.protocol import READS_PAYLOADS, REPLY_HEADER, SENT
 from celery_batch.serialization.arrays import describe
+from celery_batch.serialization.encode_errors import explained_call
 from celery_batch.serialization.typed_json import escape_dicts
 
 __all__ = ["Publisher"]
@@ -89,29 +91,41 @@ class Publisher(PerProcess):
         self._templates = MessageTemplates(self._app)
         self._limiter = QueueLimiter(self._app, settings)
 
-    def with_stored_values(
-        self, task: Any, args: Any, kwargs: Any, options: dict[str, Any]
-    ) -> tuple[Any, Any, dict[str, Any]]:
+    def send(self, task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
+        """Send one call, which was admitted, and return its result."""
+        call = Call(task, args, kwargs, options, current_bulk(task, options))
+        if "headers" in options or may_be_large(args, kwargs):
+            call = self._with_stored_values(call)
+        result = self.send_fast(call)
+        if result is not None:
+            return result
+        try:
+            return self._send_as_celery_does(call)
+        except Exception as error:
+            explained = _explained(error, call)
+            if explained is error:
+                raise
+            raise explained from error
+
+    def _with_stored_values(self, call: Call) -> Call:
         """Return what to send of a call: large arguments are stored beside its message."""
-        if "headers" not in options and not may_be_large(args, kwargs):
-            return args, kwargs, options
-        bulk = current_bulk(task, options)
+        task, args, kwargs, options, bulk = call
         is_single = not (self._current_settings().bulk and _RETRIES.isdisjoint(options))
         uploads = None if bulk is None else bulk.uploads
-        return with_stored_values(task, args, kwargs, options, uploads, at_once=is_single)
+        stored = with_stored_values(task, args, kwargs, options, uploads, at_once=is_single)
+        return Call(task, *stored, bulk)
 
-    def send(self, task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
+    def send_fast(self, call: Call) -> Any:
         """Send one call on the fast path; return its result, or None if it has to take Celery's."""
-        bulk = current_bulk(task, options)
+        task, args, kwargs, options, bulk = call
         if "producer" in options and (bulk is None or bulk.app is None):
             return None  # not Celery's own, for all we know
-        frozen = bulk and bulk.frozen.get(options.get("task_id", ""))
         try:
-            series = self._series(task, options, bulk, frozen)
+            series = self._series(call)
         except OperationalError:
             check_call(task, args, kwargs, options.get("serializer"))
             raise
-        return series and series.send(args, kwargs, bulk, frozen=frozen)
+        return series and series.send(args, kwargs, bulk, frozen=call.frozen)
 
     def series(
         self,
@@ -123,25 +137,19 @@ class Publisher(PerProcess):
         is_ours = task.__class__.apply_async is ClientMethods.apply_async  # a proxy's task's, too
         if not is_ours or "apply_async" in vars(task) or "producer" in options:
             return None
-        return self._series(task, options, own=own)
+        return self._series(Call(task, None, None, options), own)
 
-    def _series(
-        self,
-        task: Any,
-        options: dict[str, Any],
-        bulk: BulkWrite | None = None,
-        frozen: Any = None,
-        own: Collection[str] = (),
-    ) -> CallSeries | None:
-        app, settings = self._app, self._current_settings()
+    def _series(self, call: Call, own: Collection[str] = ()) -> CallSeries | None:
+        """Return what makes a call, and others with its options."""
+        app, settings, task = self._app, self._current_settings(), call.task
         parent = app.current_worker_task
         is_plain = settings.is_plain and is_plain_celery(app)
         if not is_plain or (parent and settings.inherits_priority):
             return None
-        options = _read_as_parent(options, parent)
+        options = _read_as_parent(call.options, parent)
         expires = options.get("expires", call_options(task).get("expires"))
-        listener = None if parent else self._listener(task, options, bulk, frozen)
-        if listener is None and not parent and self._is_cut_off(task, options):
+        listener = None if parent else self._listener(call)
+        if listener is None and not parent and self._is_cut_off(call):
             return None  # Celery's path tries to reach the backend, or raises
         template = self._templates.template(task, options, expires, reply=listener is not None)
         if template is None:
@@ -174,46 +182,42 @@ class Publisher(PerProcess):
             self._send_buffer,
         )
 
-    def send_as_celery_does(
-        self, task: Any, apply: Callable[..., Any], args: Any, kwargs: Any, options: dict[str, Any]
-    ) -> Any:
+    def _send_as_celery_does(self, call: Call) -> Any:
         """Send one call on Celery's path, and have our listener receive its result if it can."""
-        check_priority(task, options)
-        task_id = options.get("task_id")
+        task = call.task
+        check_priority(task, call.options)
+        task_id = call.options.get("task_id")
         require(isinstance(task_id, str | None), f"{task.name}: task_id", "a text", task_id)
         if is_plain_celery(self._app) and routes_by_maps(self._app):  # else others may read them
-            warn_of_misspelt(task, options)
-        bulk = current_bulk(task, options)
+            warn_of_misspelt(task, call.options)
         parent = self._app.current_worker_task
-        options = _read_as_parent(options, parent)
+        options = _read_as_parent(call.options, parent)
         headers = options.get("headers") or {}
         if needs_sent_header(task, headers):
             headers = {**headers, SENT: sent_now()}
             options = {**options, "headers": headers}
+        call = call._replace(options=options)
         settings = self._current_settings()
         if settings.is_stock or settings.is_eager:
-            return self._apply(partial(apply, args, kwargs), options, bulk)
-        apply, options = self._with_typed_values(task, apply, args, kwargs, options)
-        frozen = bulk and bulk.frozen.get(options.get("task_id", ""))
-        listener = None if parent is not None else self._listener(task, options, bulk, frozen)
+            return self._apply(call)
+        call = self._with_typed_values(call)
+        listener = None if parent is not None else self._listener(call)
         if listener is None or REPLY_HEADER in headers:
-            return self._apply(apply, options, bulk)
-        task_id = options.get("task_id") or new_id()
-        options = {**options, "task_id": task_id}
-        result = expect_result(task, options, task_id, listener, frozen)
-        ours: dict[str, Any] = {REPLY_HEADER: listener.channel}
+            return self._apply(call)
+        headers = {**headers, REPLY_HEADER: listener.channel}
         if AppPayloads.of(self._app).store is not None:
-            ours[READS_PAYLOADS] = True
-        options["headers"] = {**headers, **ours}
+            headers[READS_PAYLOADS] = True
+        task_id = task_id or new_id()
+        options = {**call.options, "task_id": task_id, "headers": headers}
+        result = expect_result(task, options, task_id, listener, call.frozen)
         with without_subscription(self._app):
-            sent = self._apply(apply, options, bulk)
+            sent = self._apply(call._replace(options=options))
         result.ignored = sent.ignored
         return result
 
-    def _with_typed_values(
-        self, task: Any, apply: Callable[..., Any], args: Any, kwargs: Any, options: dict[str, Any]
-    ) -> tuple[Callable[..., Any], dict[str, Any]]:
+    def _with_typed_values(self, call: Call) -> Call:
         """Have Celery send a user's dicts as they are, and show the types and shapes of arrays."""
+        task, args, kwargs, options, bulk = call
         settings = self._current_settings()
         limits = settings.args_limit, settings.kwargs_limit
         for name, value, limit in zip(_REPRS, (args, kwargs), limits, strict=True):
@@ -223,38 +227,36 @@ class Publisher(PerProcess):
         if serializer == "json":
             with suppress(RecursionError):  # on which Celery raises an error of its own
                 args, kwargs = escape_dicts(args), escape_dicts(kwargs)
-        return partial(apply, args, kwargs), options
+        return Call(task, args, kwargs, options, bulk)
 
-    def _apply(self, apply: Callable[..., Any], options: Any, bulk: BulkWrite | None) -> Any:
+    def _apply(self, call: Call) -> Any:
         """Send one call as Celery does; leave its message to a bulk write if that can take it."""
+        options, bulk = call.options, call.bulk
         if bulk is None:
-            return apply(**options)
-        task_id = options.get("task_id", "")
+            return call.apply()
         try:
             single = _SINGLE if bulk.app is None else _SINGLE - {"producer"}  # a canvas' own
             is_single = not self._settings.bulk or self._settings.is_eager
             is_single = is_single or not single.isdisjoint(options)
-            return (self._apply_singly if is_single else self._apply_in_bulk)(apply, options, bulk)
+            return (self._apply_singly if is_single else self._apply_in_bulk)(call, bulk)
         except OperationalError as error:
-            if error is not bulk.uploads.failed.get(task_id):
+            if error is not bulk.uploads.failed.get(call.task_id):
                 raise
-        result = self._app.AsyncResult(task_id)  # of which no more than the id is used
+        result = self._app.AsyncResult(call.task_id)  # of which no more than the id is used
         bulk.unsent.append(result)
         return result
 
-    def _apply_in_bulk(
-        self, apply: Callable[..., Any], options: dict[str, Any], bulk: BulkWrite
-    ) -> Any:
-        task_id = options.get("task_id", "")
+    def _apply_in_bulk(self, call: Call, bulk: BulkWrite) -> Any:
+        task_id = call.task_id
         if bulk.confirmed is None:
-            with self._app.producer_or_acquire(options.get("producer")) as producer:
+            with self._app.producer_or_acquire(call.options.get("producer")) as producer:
                 connection = producer.connection
                 driver = connection.transport.driver_type
                 confirms = connection.transport_options.get("confirm_publish")
                 limit_connecting(self._app, connection)
                 if driver == "redis":
                     collector = RedisProducer(producer, partial(bulk.uploads.require, task_id))
-                    result = apply(**{**options, "producer": collector})
+                    result = call.apply(producer=collector)
             # With no producer held: the write needs one, and there may be no other.
             if driver == "redis":
                 if collector.captured is None:  # it was sent
@@ -264,18 +266,16 @@ class Publisher(PerProcess):
                     bulk.add(PreparedMessage(key, dumps(message)), result, self._send_buffer)
                 return result
             if driver != "amqp" or not confirms or bulk.app is not None:
-                return self._apply_singly(apply, options, bulk)
+                return self._apply_singly(call, bulk)
         bulk.uploads.require(task_id)
         bulk.confirmed = bulk.confirmed or ConfirmedBulk(self._app, bulk)
-        return bulk.confirmed.send(apply, options)
+        return bulk.confirmed.send(call)
 
-    def _apply_singly(
-        self, apply: Callable[..., Any], options: dict[str, Any], bulk: BulkWrite
-    ) -> Any:
+    def _apply_singly(self, call: Call, bulk: BulkWrite) -> Any:
         bulk.flush()  # the order of the calls is kept
         bulk.close()
-        bulk.uploads.require(options.get("task_id", ""))
-        result = apply(**options)
+        bulk.uploads.require(call.task_id)
+        result = call.apply()
         bulk.sent.append(result)
         return result
 
@@ -293,24 +293,35 @@ class Publisher(PerProcess):
             self._use(PublishSettings(self._app))
         return self._settings
 
-    def _listener(
-        self, task: Any, options: dict[str, Any], bulk: BulkWrite | None, frozen: Any
-    ) -> Any:
+    def _listener(self, call: Call) -> Any:
         """Return the listener that receives the result of a call that no task makes."""
-        if not self._settings.has_headers or not self._has_result(task, options):
+        if not self._settings.has_headers or not self._has_result(call):
             return None
-        if bulk is not None and bulk.app is not None and frozen is None:
+        if call.bulk is not None and call.bulk.app is not None and call.frozen is None:
             return None  # a canvas has results of its own
         return listener_for(self._app)
 
-    def _has_result(self, task: Any, options: dict[str, Any]) -> bool:
+    def _has_result(self, call: Call) -> bool:
         """Return whether a call has a result, which is stored in the app's backend."""
-        is_ignored = options.get("ignore_result", task.ignore_result)
-        return not is_ignored and task.backend is self._app.backend
+        is_ignored = call.options.get("ignore_result", call.task.ignore_result)
+        return not is_ignored and call.task.backend is self._app.backend
 
-    def _is_cut_off(self, task: Any, options: dict[str, Any]) -> bool:
+    def _is_cut_off(self, call: Call) -> bool:
         """Return whether a call has a result, and the backend could not be reached so far."""
-        return is_cut_off(self._app) and self._has_result(task, options)
+        return is_cut_off(self._app) and self._has_result(call)
+
+
+def _explained(error: Exception, call: Call) -> Exception:
+    """Return an error of Celery's own sending in words that name the cause; others as they are."""
+    task, args, kwargs, options, _ = call
+    if isinstance(error, EncodeError):
+        return explained_call(
+            error, task, args, kwargs, options.get("serializer") or task.serializer
+        )
+    if is_lost_backend(error):  # Celery's own words are of a restart, which nothing here needs
+        cause = error.__cause__ or error
+        return OperationalError(f"The result backend cannot be reached: {cause}")
+    return error
 
 
 def _read_as_parent(options: dict[str, Any], parent: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Makes calls of one task on the fast path, with what they have in common computed once."""
+"""A call on its way, and calls of one task that have in common what is computed once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from celery_batch.client.results.result import BatchResult
 from celery_batch.client_methods import ClientMethods
 from celery_batch.serialization.encode_errors import explained_call
 
-__all__ = ["NO_OPTIONS", "CallSeries", "check_call", "expect_members", "expect_result"]
+__all__ = ["NO_OPTIONS", "Call", "CallSeries", "check_call", "expect_members", "expect_result"]
 
 
 def expect_result(
@@ -69,6 +69,35 @@ def _check_header(task: Any, args: Any, kwargs: Any) -> None:
 
 #: The options of calls that have none.
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+
+
+class Call(NamedTuple):
+    """One call on its way to a message."""
+
+    task: Any
+    args: Any
+    kwargs: Any
+    options: dict[str, Any]  # as `apply_async` takes them
+    bulk: BulkWrite | None = None  # that takes its message; None to send it at once
+
+    @property
+    def task_id(self) -> str:
+        """Its task's id; empty if it has none yet."""
+        return self.options.get("task_id") or ""
+
+    @property
+    def frozen(self) -> Any:
+        """Its result, if there is one before the call is made, as in a canvas."""
+        return self.bulk and self.bulk.frozen.get(self.task_id)
+
+    def apply(self, **changed: Any) -> Any:
+        """Make it as Celery does, with other options, and return its result."""
+        apply = _celery_s_own(self.task)
+        return apply(self.args, self.kwargs, **{**self.options, **changed})
+
+
+def _celery_s_own(task: ClientMethods) -> Any:
+    return super(ClientMethods, task).apply_async
 
 
 class CallSeries(NamedTuple):

@@ -12,6 +12,7 @@ from celery import Celery
 
 from celery_batch.client.publish.message import PublishSettings, expiry_of
 from celery_batch.client.publish.publisher import Publisher
+from celery_batch.client.publish.series import Call
 from celery_batch.processes.managed_process import wait_until
 from tests.client.conftest import Sender
 
@@ -58,7 +59,7 @@ def test_calls_take_the_short_road(sender: Callable[..., Sender], options: dict[
     here = sender()
     here.task.apply_async(("first",), **options)
     publisher, task = Publisher.of(here.app), here.app.tasks["shout"]
-    sent = publisher.send(task, ("second",), None, {**options, **_another(options)})
+    sent = publisher.send_fast(Call(task, ("second",), None, {**options, **_another(options)}))
 
     assert sent is not None
     assert publisher.series(task, options) is not None
@@ -77,7 +78,8 @@ def test_a_task_that_expires_takes_the_short_road(sender: Callable[..., Sender])
     task = here.app.tasks["hurried"]
     published: list[bool] = []
     for options in ({}, {}, {"expires": 120}, {"expires": None}, {"expires": None}):
-        published.append(Publisher.of(here.app).send(task, ("a",), None, options) is not None)
+        call = Call(task, ("a",), None, options)
+        published.append(Publisher.of(here.app).send_fast(call) is not None)
         if not published[-1]:
             here.stock(("a",), task=task, **options)
     (messages,) = here.taken().values()

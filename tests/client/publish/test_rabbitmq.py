@@ -22,6 +22,7 @@ from kombu.exceptions import OperationalError
 from celery_batch import BatchTask, PartlySent
 from celery_batch.client.publish import confirms, transport
 from celery_batch.client.publish.publisher import Publisher
+from celery_batch.client.publish.series import Call
 from celery_batch.payloads.app_payloads import AppPayloads
 from celery_batch.processes.managed_process import wait_until
 
@@ -236,7 +237,7 @@ def test_headers_that_no_frame_holds_are_left_to_celery(apps: Any) -> None:
     task.apply_async((0,), headers={"about": "little"})
     publisher, task = Publisher.of(task.app), task.app.tasks["shout"]
     sent = [
-        publisher.send(task, (1,), None, {"headers": {"about": "x" * size}})
+        publisher.send_fast(Call(task, (1,), None, {"headers": {"about": "x" * size}}))
         for size in (1000, 200_000)
     ]
 
