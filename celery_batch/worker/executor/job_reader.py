@@ -72,9 +72,13 @@ class JobReader:
         while not job and self._has_more():
             job = self.receive()
         if not job:
-            self._either.modify(self._pipe, _NO_JOB)
-            self._reads = _Reads.MAIN
+            self.switch_to_main()
         return job
+
+    def switch_to_main(self) -> None:
+        """Have the main thread read from now on; called on a worker thread."""
+        self._either.modify(self._pipe, _NO_JOB)
+        self._reads = _Reads.MAIN
 
     def _await_turn(self) -> None:
         while self._reads is not _Reads.THREADS:

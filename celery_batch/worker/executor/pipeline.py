@@ -9,7 +9,8 @@ Rule 1: a lone batch is the main thread's from beginning to end, as in any pool:
         over and back would cost more than there is to do beside it.  The main thread
         therefore reads the pipe until a batch comes that has others behind it, or any job
         beside a lone batch, whose end more urgent ones must not wait for unread.  From then
-        on worker threads read, until they have nothing to read and nothing to finish.
+        on worker threads read, until they have nothing to read and nothing to finish, or have
+        read an ordinary task.
 Rule 2: jobs run in the order in which they were read, except that a batch overtakes less
         urgent ones whose models have not begun.
 Rule 3: the pool gets the messages that it always gets: a batch is accepted when its model
@@ -247,14 +248,6 @@ def start_threads(app: Any) -> None:
         _WorkerThreads(app, worker).start()
 
 
-class _OrdinaryJob:
-    """A job that is no batch, and that nothing runs beside."""
-
-    def __init__(self, job: tuple[Any, ...]) -> None:
-        self.job = job
-        self.done = threading.Event()
-
-
 class _WorkerThreads:
     """The worker threads of this process."""
 
@@ -267,7 +260,6 @@ class _WorkerThreads:
         # The main thread's own.
         self._models = ModelThread()
         self._threads_read = False
-        self._ordinary: _OrdinaryJob | None = None
         # Those of the thread that reads: the main thread or, under this lock, a worker thread.
         # Any thread ends the reading by a 0.
         self._reading = threading.Lock()
@@ -295,8 +287,6 @@ class _WorkerThreads:
 
     def wait_for_job(self) -> Any:
         """Return the next job in billiard's form; for a batch, its model call."""
-        if self._ordinary is not None:
-            self._ordinary.done.set()
         close_django_connections(self._app)  # signals do so on worker threads only
         job = self._jobs.get(self._models.release_last) if self._threads_read else None
         self._threads_read = job is not None  # else this thread reads from now on
@@ -309,8 +299,7 @@ class _WorkerThreads:
             return TASK, (*job.job, self._models.run, (job,), {})
         self._models.await_finish(None)
         signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
-        self._ordinary = job
-        return job.job
+        return job
 
     def put(self, message: Any) -> None:
         """Send a message to the pool, except that a batch is done: its thread sends that."""
@@ -333,8 +322,8 @@ class _WorkerThreads:
         job = self._reader.receive()
         if not job:
             return job
-        number, index, function, arguments, options = job[1]
-        if function is not run_batch:
+        number, index, _, arguments, options = job[1]
+        if not self._may_overlap(job):
             signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
         elif arguments[1].is_lone:
             limit = self._limit(arguments[2])
@@ -347,15 +336,20 @@ class _WorkerThreads:
             self._to_read -= 1
         return job
 
-    def _run_lone(self, task_name: str, *arguments: Any) -> Any:
+    def _run_lone(self, *arguments: Any) -> Any:
         """Run a lone batch as `run_batch` does; worker threads read what comes meanwhile."""
-        if self._to_read == 0 or not may_overlap(self._app.tasks.get(task_name)):
-            return run_batch(task_name, *arguments)
+        if self._to_read == 0:
+            return run_batch(*arguments)
         self._reader.watch()
         try:
-            return run_batch(task_name, *arguments)
+            return run_batch(*arguments)
         finally:
             self._threads_read = self._reader.unwatch()
+
+    def _may_overlap(self, job: Any) -> bool:
+        """Return whether a job is a batch that may run beside others."""
+        _, _, function, arguments, _ = job[1]
+        return function is run_batch and may_overlap(self._app.tasks.get(arguments[0]))
 
     @staticmethod
     def _limit(seconds: float | None) -> SoftLimit:
@@ -380,27 +374,19 @@ class _WorkerThreads:
                     self._to_read = 0
                     self._jobs.put(error)
                     break
-                if not job:
-                    self._jobs.put(None)
-                    continue
-                if self._to_read:  # another thread may have ended the reading meanwhile
-                    self._to_read -= 1
-                self._reader.begin()
-                batch = self._overlapped(job)
-                if batch is not None:
-                    self._jobs.put(batch)
-                    return batch
-                ordinary = _OrdinaryJob(job)
-                self._jobs.put(ordinary)
-                ordinary.done.wait()
-                self._reader.end()
+                if job:
+                    if self._to_read:  # another thread may have ended the reading meanwhile
+                        self._to_read -= 1
+                    if self._may_overlap(job):
+                        number, index, _, arguments, _ = job[1]
+                        batch = OverlappedBatch((number, index), arguments)
+                        self._reader.begin()
+                        self._jobs.put(batch)
+                        return batch
+                    self._reader.switch_to_main()
+                    self._jobs.put(job)
+                self._jobs.put(None)
         return None
-
-    def _overlapped(self, request: Any) -> OverlappedBatch | None:
-        job, index, function, arguments, _ = request[1]
-        if function is not run_batch or not may_overlap(self._app.tasks.get(arguments[0])):
-            return None
-        return OverlappedBatch((job, index), arguments)
 
     def _trace(self, batch: OverlappedBatch) -> None:
         try:

@@ -397,3 +397,29 @@ def test_limit_of_an_ordinary_task_interrupts_it(app: Celery, process: Process):
         signal.signal(SIG_SOFT_TIMEOUT, before)
 
     assert [(1, True), (2, False)] == process.reported()
+
+
+def test_jobs_behind_an_ordinary_task_run_after_it(app: Celery, process: Process):
+    """Batches before it end first, and what comes behind it is read when it has run."""
+    ran: list[Any] = []
+
+    def run(numbers: list[int]) -> list[int]:
+        ran.extend(numbers)
+        return numbers
+
+    def ordinary() -> None:
+        ran.append(sorted(number for number, _ in process.reported()))
+
+    task = declared(app, run)
+    process.send(task, 1)
+    process.send(task, 2)
+    process.write((TASK, (3, 0, ordinary, (), {})))
+    process.send(task, 4, urgency=-1)
+    process.send(task, 5)
+    for _ in range(5):
+        process.run_next()
+    process._ensure_messages_consumed(completed=5)
+
+    assert [1, 2, [1, 2], 4, 5] == ran
+    assert [(3, True), (4, True), (5, True)] == sorted(process.reported())
+    wait_until(process.why_threads_read, [], what="the end of reading", timeout=60)
