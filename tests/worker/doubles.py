@@ -14,6 +14,7 @@ from kombu.asynchronous import Hub
 
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import BatchEnd
+from celery_batch.worker.intake.dead_letters import DeadLetters
 from celery_batch.worker.intake.request import BatchRequest
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
@@ -185,7 +186,8 @@ class Worker:
 
     def start(self) -> Scheduler:
         """Open a scheduler on this consumer."""
-        self.scheduler = Scheduler(self, self._refuse)
+        refusals: Any = SimpleNamespace(refuse_read=self._refuse, dead_letters=DeadLetters(self))
+        self.scheduler = Scheduler(self, refusals)
         self.scheduler.open()
         return self.scheduler
 
