@@ -57,31 +57,20 @@ class _Schedule(Generic[T]):
     def __init__(self, waiting: Iterable[Entry[T]]) -> None:
         #: Those that it would take later.
         self.later = deque(waiting)
-        #: The number of the last request that it would have taken.
-        self._last = 0
-        self._batches = 0
-        #: Numbers of batches, and of the last request that has to leave with each at the latest.
-        self._due: deque[tuple[int, int]] = deque()
+        #: The number of the last request that it would have taken by each of the latest batches.
+        self._taken = deque([0])
 
     def take(self, limits: CostLimits, delay: int, arrivals: deque[Entry[T]]) -> list[Entry[T]]:
         """Count a batch; return the entries that have to leave with it, as far as they fit."""
-        self._batches += 1
-        self._due.append((self._batches + delay, self._next(limits)))
-        last = max([number for batch, number in self._due if batch <= self._batches], default=0)
+        taken = self._taken
+        taken.append(self._next(limits))
+        while len(taken) > delay + 1:
+            taken.popleft()
+        last = taken[0]  # which is to leave `delay` batches later at the latest, and so now
         if last < arrivals[0].number:  # as nearly always
-            self._forget_due()
             return []
         old = takewhile(lambda entry: entry.number <= last, arrivals)
-        left = [entry for entry in old if entry.request is not None]
-        due = Load(limits).take_from(left)
-        if len(due) == len(left):  # else the others are due with the next batch
-            self._forget_due()
-        return due
-
-    def shorten(self, delay: int) -> None:
-        """Let nothing leave later than so many batches from now."""
-        latest = self._batches + delay
-        self._due = deque((min(batch, latest), number) for batch, number in self._due)
+        return Load(limits).take_from(entry for entry in old if entry.request is not None)
 
     def _next(self, limits: CostLimits) -> int:
         """Return the number of the last request that first come, first served would take now."""
@@ -91,14 +80,7 @@ class _Schedule(Generic[T]):
         taken = Load(limits).take_from(later)
         for _ in taken:
             later.popleft()
-        if taken:
-            self._last = taken[-1].number
-        return self._last
-
-    def _forget_due(self) -> None:
-        """Forget what had to leave by now: all of it leaves, or has left."""
-        while self._due[0][0] <= self._batches:
-            self._due.popleft()
+        return taken[-1].number if taken else self._taken[-1]
 
 
 class LengthQueue(Generic[T]):
@@ -157,7 +139,6 @@ class LengthQueue(Generic[T]):
             self._sort(sort_window)
         else:
             self._window.limits, self._window.size = limits, sort_window
-            self._schedule.shorten(sort_window)
         self._compare_with_batch()
 
     def append(self, request: Request[T]) -> None:
