@@ -25,6 +25,7 @@ from celery.worker import request as celery_request
 from celery.worker.consumer import Consumer
 from celery.worker.consumer.tasks import Tasks
 from celery.worker.pidbox import Pidbox
+from celery.worker.state import task_ready
 from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps
 from redis.exceptions import ResponseError
@@ -39,6 +40,7 @@ __all__ = [
     "current_task",
     "defer_signals",
     "does_debug",
+    "drop_taken_over",
     "encode_results_with",
     "fire_on_time",
     "has_full_prefetch",
@@ -74,7 +76,27 @@ class RateLimits:
     _limit_task = Consumer._limit_task
     _limit_post_eta = Consumer._limit_post_eta
     _schedule_bucket_request = Consumer._schedule_bucket_request
-    _limit_move_to_pool = Consumer._limit_move_to_pool
+
+    #: Whether another worker has taken a request that has waited here.
+    was_taken_over: Callable[[Any], bool]
+
+    def _limit_move_to_pool(self, request: Any) -> None:
+        if not self.was_taken_over(request):
+            Consumer._limit_move_to_pool(self, request)
+
+
+def drop_taken_over(controller: Any, was_taken_over: Callable[[Any], bool]) -> None:
+    """Have a worker run no ordinary task that another has taken while it waited for a process."""
+    process = controller._process_task
+
+    def process_ours(request: Any) -> None:
+        if isinstance(request, celery_request.Request) and was_taken_over(request):
+            task_ready(request)
+            controller._quick_release()
+        else:
+            process(request)
+
+    controller._process_task = process_ours
 
 
 def on_eta(consumer: Any, note: Callable[[Any], object]) -> None:

@@ -126,6 +126,9 @@ class Unacknowledged:
         #: Frees the place of the message with a delivery tag.
         self.free = qos._quick_ack
 
+    def __contains__(self, tag: str) -> bool:
+        return tag in self.delivered and tag not in self.done
+
     def tags(self) -> set[str]:
         """Return the delivery tags of those that are not acknowledged."""
         return {tag for tag in self.delivered if tag not in self.done}

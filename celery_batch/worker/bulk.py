@@ -16,7 +16,7 @@ from celery.worker.state import maybe_shutdown
 from redis.exceptions import NoPermissionError, OutOfMemoryError, ReadOnlyError, ResponseError
 
 from celery_batch.compat.amqp import end_waits_while_blocked
-from celery_batch.compat.celery import on_eta
+from celery_batch.compat.celery import drop_taken_over, on_eta
 from celery_batch.compat.fast_paths import FastPaths, PathState
 from celery_batch.compat.kombu import missing_for_acks, missing_for_fetch, open_channels
 from celery_batch.compat.kombu_redis import declare_while_full
@@ -61,6 +61,7 @@ class BulkPath:
         self._fetch: BulkFetch | None = None
         self._ordinary: OrdinaryLimit | None = None
         on_eta(consumer, self._count)
+        drop_taken_over(consumer.controller, self._was_taken_over)
         #: Delivery tags whose acknowledgements could not be sent.
         self._unsent: list[str] = []
         self._last_owner: str | None = None
@@ -178,6 +179,9 @@ class BulkPath:
         """Count the message of an ordinary task whose ETA has come against the prefetch."""
         if self._ordinary is not None:
             self._ordinary.eta_has_come(request.message.delivery_tag)
+
+    def _was_taken_over(self, request: Any) -> bool:
+        return self._scheduler.running_messages.was_taken_over(request)
 
     def flush(self) -> None:
         """Fetch no more, and send the last acknowledgements."""

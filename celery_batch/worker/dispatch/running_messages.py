@@ -38,6 +38,10 @@ class RunningMessages:
     def drop_taken_over(self) -> None:
         """Drop requests that other workers have taken; called before batches leave."""
 
+    def was_taken_over(self, request: Any) -> bool:  # noqa: ARG002 (those of Redis look)
+        """Return whether another worker has taken a request that waited outside of its queue."""
+        return False
+
 
 class CollectedAcks(RunningMessages):
     """Collects acknowledgements and sends them once in a pass of the event loop."""

@@ -64,7 +64,7 @@ def batches(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
     add: Callable[[Any], None] = partial(scheduler.add, task_queue)
     if task not in context.worker.tasks:
         add = partial(_add_unrouted, consumer, task_queue)
-    usual = strategy.default(task, app, _ConsumerProxy(consumer, add))
+    usual = strategy.default(task, app, _ConsumerProxy(consumer, scheduler, add))
     if not FastPaths.of(app).is_on("intake"):
         return usual  # type: ignore[no-any-return]
     return FastPath(consumer, scheduler, task, usual, add)
@@ -91,8 +91,11 @@ def _attach_and_handle(task: Any, app: Any, consumer: Any, *message: Any, **opti
 class _ConsumerProxy(RateLimits):
     """The consumer as Celery's strategy sees it, with another last step."""
 
-    def __init__(self, consumer: Any, on_task_request: Callable[[Any], None]) -> None:
+    def __init__(
+        self, consumer: Any, scheduler: Scheduler, on_task_request: Callable[[Any], None]
+    ) -> None:
         self._consumer = consumer
+        self._scheduler = scheduler
         self.on_task_request = on_task_request
 
     def __getattr__(self, name: str) -> Any:
@@ -100,10 +103,15 @@ class _ConsumerProxy(RateLimits):
 
     def apply_eta_task(self, request: Any) -> None:
         """As the consumer's own, which would hand the request to the pool."""
-        task_reserved(request)
-        if not request.revoked():  # or expired
-            self.on_task_request(request)
+        if not self.was_taken_over(request):
+            task_reserved(request)
+            if not request.revoked():  # or expired
+                self.on_task_request(request)
         self._consumer.qos.decrement_eventually()
+
+    def was_taken_over(self, request: Any) -> bool:
+        """Return whether another worker has taken a request that waited here."""
+        return self._scheduler.running_messages.was_taken_over(request)
 
 
 class FastPath:

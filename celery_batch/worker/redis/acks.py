@@ -132,6 +132,11 @@ class RedisAcks(CollectedAcks):
             self._release(lost)
             self._scheduler.drop(lost)
 
+    def was_taken_over(self, request: Any) -> bool:
+        """Return whether another worker has taken a request that waited outside of its queue."""
+        self.drop_taken_over()
+        return request.message.delivery_tag not in self._unacknowledged
+
     def _release(self, tags: Iterable[str]) -> None:
         """Free the messages' places in the prefetch window."""
         for tag in tags:

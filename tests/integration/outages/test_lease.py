@@ -254,6 +254,60 @@ def test_a_batch_that_waits_for_its_process_is_let_go_too(setup: Setup):
     assert dict.fromkeys(range(12), 1) == runs(setup, "nap")
 
 
+@pytest.mark.parametrize("waits_for", ["its time", "its rate"])
+def test_what_waits_for_its_time_or_rate_is_let_go_too(setup: Setup, waits_for: str):
+    """What others have taken is not run as well when its ETA has come, or its rate allows it."""
+    conf, options = {"batch_lease": 1.0}, {"countdown": 6} if waits_for == "its time" else {}
+    stopped = setup.worker("-c", "1", conf=conf)
+    if waits_for == "its rate":
+        stopped.ask("rate_limit", task_name=setup.double.name, rate_limit="2/s")
+    results = setup.double.apply_many([((n,), None) for n in range(12)], **options)
+    wait_until(
+        lambda: "" if stopped.log.count(f"{setup.double.name}[") >= 12 else "not yet",
+        [stopped.child],
+        what="all messages",
+        timeout=60,
+    )
+    process = psutil.Process(stopped.pid)
+    process.suspend()
+    other = setup.worker("-c", "1", conf=conf)
+    values = answers(results)
+    other.stop()
+    process.resume()
+    later = setup.double.delay(12)
+
+    assert [2 * n for n in range(12)] == values
+    assert 24 == later.get(timeout=60)
+    # Those first may have run already, by their rate, when the worker was stopped.
+    assert {1} == {runs(setup, "double")[n] for n in range(6, 13)}
+
+
+def test_an_ordinary_task_that_waits_for_its_process_is_let_go_too(setup: Setup):
+    """What others have taken is not run as well when a pool process is free."""
+    conf = {"batch_lease": 1.0}
+    stopped = setup.worker("-c", "1", conf=conf)
+    results = [setup.doze.delay() for _ in range(3)]
+    await_runs(setup, "doze", 1)
+    wait_until(
+        lambda: "" if stopped.log.count(f"{setup.doze.name}[") >= 3 else "not yet",
+        [stopped.child],
+        what="all messages",
+        timeout=60,
+    )
+    process = psutil.Process(stopped.pid)
+    process.suspend()
+    other = setup.worker("-c", "1", conf=conf)
+    await_runs(setup, "doze", 2)
+    remember("wake")
+    answers(results)
+    other.stop()
+    process.resume()
+
+    assert 2 == setup.plain.delay(1).get(timeout=60)
+    # The first one ran already when the worker was stopped, and once more in the other.
+    assert len(setup.recall("doze")) <= 4
+
+
 def test_every_connection_cut_under_load_loses_nothing(setup: Setup):
     """Again and again: the worker comes back, and acknowledges what it has done."""
     worker = setup.worker("-c", "1")
