@@ -157,8 +157,8 @@ class KeyedBatcher(Generic[T]):
         self._length = 0
         #: By the urgency of the requests.
         self._totals: dict[int, _Total] = {}
-        #: Keys that are ready, and keys with a batch that need not wait for anything.
-        self._ready_keys = self._whole_keys = 0
+        #: Keys with a batch that need not wait for anything.
+        self._whole_keys = 0
         self._clock = 0.0
         #: The end of the last batch of keys without requests, and whether it was of several.
         self._idle: OrderedDict[Hashable, tuple[float, bool]] = OrderedDict()
@@ -244,6 +244,10 @@ class KeyedBatcher(Generic[T]):
         return self._ready_keys >= _MANY_READY
 
     @property
+    def _ready_keys(self) -> int:
+        return sum([len(level.ready) for level in self._levels.values()])
+
+    @property
     def next_deadline(self) -> float | None:
         """The earliest deadline of the requests that run alone; None if they have none."""
         return self._suspects.next_deadline
@@ -289,7 +293,7 @@ class KeyedBatcher(Generic[T]):
     def _rebuild(self) -> None:
         """Put all keys into the orders again, which may all have changed their places."""
         keys, self._keys, self._levels = [*self._keys.values()], {}, {}
-        self._ages, self._ready_keys, self._whole_keys = _Heap(), 0, 0
+        self._ages, self._whole_keys = _Heap(), 0
         for key in keys:
             key.is_ready = False
             if len(key.batcher):
@@ -319,7 +323,6 @@ class KeyedBatcher(Generic[T]):
         if not key.is_ready:  # else it has been ready since its last batch
             key.is_ready = True
             key.finish = max(key.finish, self._clock)
-        self._ready_keys += 1
         level.ready.push(key, key.finish, key.oldest)
 
     def _take_out(self, key: _Key[T]) -> None:
@@ -328,7 +331,6 @@ class KeyedBatcher(Generic[T]):
         self._whole_keys -= key.is_whole
         level = self._levels[key.urgency]
         (level.ready if key.is_ready else level.waiting).discard(key)
-        self._ready_keys -= key.is_ready
         if not (level.ready or level.waiting):
             del self._levels[key.urgency]
 
@@ -430,8 +432,8 @@ class KeyedBatcher(Generic[T]):
         is_only = len(self._levels) == 1
         earned = self._earned if is_only else 0.0
         key = self._choose(first, policy.low_priority_share if earns_share else 0.0)
-        ready = max(self._ready_keys, 1)
-        goes_before = self._ready_keys > 0 and key.urgency == first and not key.is_ready
+        ready = self._ready_keys
+        goes_before = ready > 0 and key.urgency == first and not key.is_ready
         self._take_out(key)
         batch = key.batcher.take(
             now, Reason.URGENT if goes_before else unless_due, earns_share=earns_share
@@ -440,7 +442,7 @@ class KeyedBatcher(Generic[T]):
         work = self._count_out(batch.requests)
         batches = max(work / policy.max_batch_work, 1.0)
         key.finish = (key.finish if key.is_ready else max(key.finish, self._clock)) + batches
-        self._clock += batches / ready
+        self._clock += batches / max(ready, 1)
         self._put_back(key)
         if is_only or all(each == first for each in self._levels):
             self._earned = 0.0  # no key is overtaken
