@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache, partial
 from itertools import product
@@ -105,10 +105,13 @@ class QueueLists:
     def plan(self, credit: int, most: int) -> FetchPlan:
         """Return what to fetch; `credit` is what is left of the prefetch."""
         steps, queues = self._channel.priority_steps, self._pop.queues()
-        usable = {queue: self._usable(queue, steps, credit) for queue in queues}
+        limits, tasks, ahead = self._limits, self.tasks.get, self._ahead.get
+        usable = {
+            queue: limits.usable(tasks(queue), steps, credit, ahead(queue, 0)) for queue in queues
+        }
         if not any(map(any, usable.values())):
             return FetchPlan([], [], most, "")
-        guaranteed = {queue: self._guaranteed(queue, steps, credit) for queue in queues}
+        guaranteed = {queue: limits.guaranteed(tasks(queue), steps, credit) for queue in queues}
         places = [
             (name, queue, at)
             for (at, step), queue in product(enumerate(steps), queues)
@@ -122,21 +125,6 @@ class QueueLists:
             min([most, *(n for *_, n in others)]),
             " ".join(str(n) for *_, n in first),
         )
-
-    def _usable(self, queue: str, steps: Sequence[int], credit: int) -> list[int]:
-        """Return how many messages of each list can be used now, by the tasks seen in its queue."""
-        tasks, usable = self.tasks.get(queue), []
-        limits = self._limits.capacity_left(tasks, steps, self._ahead.get(queue, 0))
-        for step, left in zip(steps, limits, strict=True):
-            behind = self._limits.behind(tasks, step) if tasks and left > credit else 0
-            usable.append(min(left, credit + behind))
-        return usable
-
-    def _guaranteed(self, queue: str, steps: Sequence[int], credit: int) -> list[int]:
-        """Return how many messages of each list are to be read before more urgent ones."""
-        tasks = self.tasks.get(queue)
-        guaranteed = self._limits.guaranteed_rows(tasks, steps)
-        return guaranteed if tasks else [min(most, credit) for most in guaranteed]
 
     def note_fetch(self, plan: FetchPlan, now: float) -> None:
         """Note that this is fetched now, on the monotonic clock."""

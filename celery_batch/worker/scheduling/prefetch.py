@@ -123,8 +123,8 @@ def limit_to_capacity(consumer: Any, limits: FetchLimits) -> None:
 class FetchLimits:
     """How many more messages the task queues of one worker can use."""
 
-    # All methods take the names of the tasks that a broker queue may bring, or None if it may bring
-    # any, and the urgency of messages: a smaller number goes first.
+    # `tasks` are the names of those that a broker queue may bring, or None if it may bring any; of
+    # urgencies a smaller number goes first; `credit` is what is left of the prefetch.
 
     def __init__(self, task_queues: Mapping[str, TaskQueue], slots: Slots) -> None:
         self._task_queues = task_queues
@@ -134,19 +134,28 @@ class FetchLimits:
         """Return whether each task can use another message, of whatever urgency."""
         return self._capacity_left(list(self._task_queues.values()), (), LEAST_URGENT) > 0
 
-    def capacity_left(
-        self, tasks: Collection[str] | None, urgencies: Sequence[int], ahead: int = 0
+    def usable(
+        self,
+        tasks: Collection[str] | None,
+        urgencies: Sequence[int],
+        credit: int = _NO_LIMIT,
+        ahead: int = 0,
     ) -> list[int]:
         """Return how many more messages of each urgency are of use; `ahead` wait beyond these."""
         # The task of the next message is unknown, so the fullest task queue sets the limit.
-        task_queues = self._queues_of(tasks)
-        most_urgent = min(urgencies)
-        if any(each.behind(most_urgent) for each in task_queues):
-            return [
-                self._capacity_left(task_queues, tasks, urgency, ahead) for urgency in urgencies
-            ]
-        # They would overtake no request, so the limit is the same for all of them.
-        return [self._capacity_left(task_queues, tasks, most_urgent, ahead)] * len(urgencies)
+        task_queues, most_urgent = self._queues_of(tasks), min(urgencies)
+        if not any(each.behind(most_urgent) for each in task_queues):
+            # They would overtake no request, so the limit is the same for all of them.
+            left = self._capacity_left(task_queues, tasks, most_urgent, ahead)
+            return [min(left, credit)] * len(urgencies)
+        usable = []
+        for urgency in urgencies:
+            left = self._capacity_left(task_queues, tasks, urgency, ahead)
+            if left > credit:  # those that overtake requests are read beyond the prefetch
+                overtaken = sum(each.behind(urgency) for each in task_queues) if tasks else 0
+                left = min(left, credit + overtaken)
+            usable.append(left)
+        return usable
 
     def _capacity_left(
         self,
@@ -166,7 +175,9 @@ class FetchLimits:
             left = [number for number in left if number > 0]
         return max(min(left, default=_NO_LIMIT), 0)
 
-    def guaranteed_rows(self, tasks: Collection[str] | None, urgencies: Sequence[int]) -> list[int]:
+    def guaranteed(
+        self, tasks: Collection[str] | None, urgencies: Sequence[int], credit: int = _NO_LIMIT
+    ) -> list[int]:
         """Return how many rows of each urgency to fetch first: their low-priority share."""
         task_queues = self._queues_of(tasks)
         waiting = [each for each in task_queues if not each.is_empty]
@@ -178,16 +189,13 @@ class FetchLimits:
             return [0] * len(urgencies)
         policies = [each.policy for each in task_queues]
         share = ceil(2 * max(each.low_priority_share * each.usual_rows for each in policies))
+        most = _NO_LIMIT if tasks else credit
         return [
-            max(share - sum(each.rows_of(urgency) for each in waiting), 0)
+            min(max(share - sum(each.rows_of(urgency) for each in waiting), 0), most)
             if most_urgent < urgency
             else 0
             for urgency in urgencies
         ]
-
-    def behind(self, tasks: Collection[str], urgency: int) -> int:
-        """Return how many waiting requests new ones of these tasks would overtake."""
-        return sum(each.behind(urgency) for each in self._queues_of(tasks))
 
     def _queues_of(self, tasks: Collection[str] | None) -> list[TaskQueue]:
         task_queues = list(self._task_queues.items())

@@ -173,10 +173,10 @@ def test_paused_task_queue_keeps_new_requests_and_runs_retried_ones(worker: Work
 def test_kept_requests_count_for_room_and_go_back_with_the_connection(worker: Worker):
     """A paused task queue reads no more than it would, and is empty after the connection."""
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
-    before = worker.scheduler.fetch_limits.capacity_left(["pairs"], [0])[0]
+    before = worker.scheduler.fetch_limits.usable(["pairs"], [0])[0]
     task_queue.pause(OPERATOR)
     calls = worker.send("pairs", "a", "b", "c")
-    after = worker.scheduler.fetch_limits.capacity_left(["pairs"], [0])[0]
+    after = worker.scheduler.fetch_limits.usable(["pairs"], [0])[0]
     worker.scheduler.close(restarting=True)
 
     assert 3 == before - after

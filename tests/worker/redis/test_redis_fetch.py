@@ -16,9 +16,7 @@ from celery_batch.worker.redis.lease import Lease
 
 def test_what_redis_has_sent_at_the_end_goes_back_in_order(broker: str, hub: Hub):
     """Nobody reads a reply that is on its way when a worker is told to stop."""
-    limits = SimpleNamespace(
-        capacity_left=lambda *_: [10, 0, 0, 0], guaranteed_rows=lambda *_: [0] * 4
-    )
+    limits = SimpleNamespace(usable=lambda *_: [10, 0, 0, 0], guaranteed=lambda *_: [0] * 4)
     scheduler: Any = SimpleNamespace(fetch_limits=limits)
     ordinary: Any = SimpleNamespace(left=lambda: None)
     with Connection(broker) as connection:

@@ -10,7 +10,7 @@ from tests.worker.doubles import Call, Worker
 
 def limit(worker: Worker, tasks: set[str] | None) -> int:
     """Return the limit for messages that overtake no request."""
-    return worker.scheduler.fetch_limits.capacity_left(tasks, [LEAST_URGENT])[0]
+    return worker.scheduler.fetch_limits.usable(tasks, [LEAST_URGENT])[0]
 
 
 def test_the_fullest_task_sets_the_limit(worker: Worker):
@@ -46,17 +46,18 @@ def test_overtaken_requests_do_not_count(worker: Worker):
     for task_id in "efgh":
         task_queue.add(Call(task_id, worker.events), urgency=6)
 
-    assert [4, 4, 0, 0] == [
-        worker.scheduler.fetch_limits.behind({"pairs"}, step) for step in (0, 3, 6, 9)
-    ]
-    assert [2, 2, 0, 0] == worker.scheduler.fetch_limits.capacity_left({"pairs"}, (0, 3, 6, 9))
+    usable = worker.scheduler.fetch_limits.usable
+
+    assert [2, 2, 0, 0] == usable({"pairs"}, (0, 3, 6, 9))
+    assert [2, 2, 0, 0] == usable({"pairs"}, (0, 3, 6, 9), 0)  # also beyond the prefetch
+    assert [0, 0, 0, 0] == usable(None, (0, 3, 6, 9), 0)  # but no ordinary tasks
 
 
 def test_messages_that_overtake_none_have_the_same_limit(worker: Worker):
     """If all waiting requests are most urgent, the limit is the same for all messages."""
     worker.send("pairs", *"abcde")
 
-    assert [1, 1, 1, 1] == worker.scheduler.fetch_limits.capacity_left({"pairs"}, (0, 3, 6, 9))
+    assert [1, 1, 1, 1] == worker.scheduler.fetch_limits.usable({"pairs"}, (0, 3, 6, 9))
 
 
 def test_some_less_urgent_messages_are_read_first(worker: Worker):
@@ -64,16 +65,16 @@ def test_some_less_urgent_messages_are_read_first(worker: Worker):
     task_queue = worker.scheduler.task_queue(worker.app.tasks["crowds"])
     steps = (0, 3, 6, 9)
 
-    assert [0, 0, 0, 0] == worker.scheduler.fetch_limits.guaranteed_rows({"crowds"}, steps)
+    assert [0, 0, 0, 0] == worker.scheduler.fetch_limits.guaranteed({"crowds"}, steps)
 
     task_queue.add(Call("urgent", worker.events), urgency=3)
     for task_id in "abc":
         task_queue.add(Call(task_id, worker.events), urgency=9)
 
-    assert [0, 0, 8, 5] == worker.scheduler.fetch_limits.guaranteed_rows({"crowds"}, steps)
-    assert [0, 0, 8, 5] == worker.scheduler.fetch_limits.guaranteed_rows(None, steps)
-    assert [0, 0, 0, 0] == worker.scheduler.fetch_limits.guaranteed_rows({"pairs"}, steps)
+    assert [0, 0, 8, 5] == worker.scheduler.fetch_limits.guaranteed({"crowds"}, steps)
+    assert [0, 0, 8, 5] == worker.scheduler.fetch_limits.guaranteed(None, steps)
+    assert [0, 0, 0, 0] == worker.scheduler.fetch_limits.guaranteed({"pairs"}, steps)
 
     task_queue.policy = replace(task_queue.policy, low_priority_share=0.0)
 
-    assert [0] == worker.scheduler.fetch_limits.guaranteed_rows({"crowds"}, [9])
+    assert [0] == worker.scheduler.fetch_limits.guaranteed({"crowds"}, [9])

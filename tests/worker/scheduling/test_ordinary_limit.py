@@ -146,8 +146,8 @@ def test_guaranteed_places_are_read_although_the_more_urgent_list_is_blocked(
 ):
     """Nothing else of these lists can be used."""
     lists._channel.active_queues = ["mail"]
-    monkeypatch.setattr(lists, "_usable", lambda *_: [5, 0])
-    monkeypatch.setattr(lists, "_guaranteed", lambda *_: [0, 3])
+    monkeypatch.setattr(lists._limits, "usable", lambda *_: [5, 0])
+    monkeypatch.setattr(lists._limits, "guaranteed", lambda *_: [0, 3])
     lists.note_fetch(FetchPlan(["mail0"], ["mail"], 64, ""), 10.0)
     lists.note_blocked([1])
 
