@@ -27,8 +27,7 @@ from celery_batch.items.functions import item_cost_of, item_key_of
 from celery_batch.serialization.row_digest import row_digest_of
 from celery_batch.telemetry.meter import Tally
 from celery_batch.worker.dispatch.batch_job import BatchJob
-from celery_batch.worker.scheduling.arrivals import Arrivals
-from celery_batch.worker.scheduling.batch_history import LATEST, BatchHistory
+from celery_batch.worker.scheduling.history import Arrivals, BatchHistory, smoothed
 from celery_batch.worker.scheduling.target import CallTimes, TargetTracker, is_exempt, sent_at
 
 __all__ = ["KEY_WINDOW", "TaskQueue"]
@@ -187,8 +186,7 @@ class TaskQueue:
             self._unseen_bodies -= 1
             if self._unseen_bodies < 0:
                 self._unseen_bodies = _EVERY
-                size = len(task_request.body or b"")
-                self._body_bytes += LATEST * (size - self._body_bytes)
+                self._body_bytes = smoothed(self._body_bytes, len(task_request.body or b""))
         if is_new and self.arrivals.is_on:
             self.arrivals.note(task_request.arrived, task_request.cost or 0.0, task_request.rows)
 

@@ -14,7 +14,7 @@ from celery_batch.batching.batch import LEAST_URGENT
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.telemetry.report import Work
 from celery_batch.worker.dispatch.follow_up import BatchEnd
-from celery_batch.worker.scheduling.batch_history import BatchHistory
+from celery_batch.worker.scheduling.history import BatchHistory
 from celery_batch.worker.scheduling.priority import TaskPriority
 from celery_batch.worker.scheduling.task_queue import TaskQueue
 
