@@ -49,8 +49,6 @@ def with_stored_values(
     kwargs: Any,
     options: dict[str, Any],
     uploads: Uploads | None = None,
-    *,
-    at_once: bool = False,  # for a call with retries of its own
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Store the large arguments of a call, now or with `uploads`; return what to send of it."""
     headers = options.get("headers")
@@ -80,11 +78,7 @@ def with_stored_values(
     task_id = options.get("task_id") or str(uuid4())
     seconds = payloads.settings.expires + _seconds_until_due(task, options)
     upload = Upload(task_id, reference.key(task_id), taken.data, seconds, options)
-    if not (
-        is_stored(payloads, upload)
-        if uploads is None
-        else uploads.take(payloads, upload, at_once=at_once)
-    ):
+    if not (is_stored if uploads is None else uploads.take)(payloads, upload):
         return args, kwargs, options
     headers = {**(options.get("headers") or {}), PAYLOADS: list(reference)}
     return found_args, found_kwargs, {**options, "task_id": task_id, "headers": headers}

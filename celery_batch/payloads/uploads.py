@@ -37,6 +37,11 @@ class Upload(NamedTuple):
         """How often storing it is tried again, as far as its call says so."""
         return self.options.get("retry"), self.options.get("retry_policy")
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether it may be stored with others: it has no retries of its own."""
+        return self.retries == (None, None) and len(self.data) <= _LARGEST_COPY
+
 
 class Uploads:
     """Payloads of calls that are written together, which are stored together before."""
@@ -55,37 +60,38 @@ class Uploads:
         #: would wait for it.
         self._away: tuple[tuple[Any, Any], OperationalError] | None = None
 
-    def take(self, payloads: AppPayloads, upload: Upload, *, at_once: bool) -> bool:
-        """Take a payload, or store it `at_once`; False if it is to travel in its message."""
+    def take(self, payloads: AppPayloads, upload: Upload) -> bool:
+        """Take a payload, or store it at once; False if it is to travel in its message."""
         if payloads is not self._payloads:
             self.flush()
             self._payloads, self._away = payloads, None
         if upload.options.get("chord"):
             self._of_chords.add(upload.task_id)
-        size = len(upload.data)
-        if self._is_away([upload]):
+        if error := self._error_if_away(upload):
+            self.failed[upload.task_id] = error
             return True
-        if payloads.is_allowed and size <= _LARGEST_COPY and not at_once:
+        if payloads.is_allowed and upload.may_wait:
             copied = upload._replace(data=bytes(upload.data), deadline=current_deadline())
             self._waiting.append(copied)
-            self.size += size
+            self.size += len(copied.data)
             return True
         try:
             return is_stored(payloads, upload)
         except OperationalError as error:
-            self._note([upload], {upload.key: error}, current_deadline())
+            self._note([upload], {upload.task_id: error}, current_deadline())
         return True
 
     def flush(self) -> None:
         """Store all that wait, and note which of them are not stored."""
         waiting, self._waiting, self.size = self._waiting, [], 0
-        if not waiting or self._payloads is None or self._is_away(waiting):
+        if not waiting or self._payloads is None:
+            return
+        if error := self._error_if_away(waiting[0]):
+            self.failed.update(dict.fromkeys((each.task_id for each in waiting), error))
             return
         deadline = max(each.deadline for each in waiting)
         with waiting_until(deadline):
-            failed = _put(self._payloads, waiting)
-        errors = {each: _error_of_call(self._payloads, each) for each in failed.values()}
-        self._note(waiting, {key: errors[each] for key, each in failed.items()}, deadline)
+            self._note(waiting, _put(self._payloads, waiting), deadline)
 
     def require_chords(self) -> None:
         """Raise why a payload of a chord is not stored: its body would wait for ever."""
@@ -98,36 +104,33 @@ class Uploads:
         if task_id in self.failed:
             raise self.failed[task_id]
 
-    def _is_away(self, uploads: list[Upload]) -> bool:
-        """Return whether the store is not asked for these, which have failed then."""
-        if self._away is None or self._away[0] != uploads[0].retries:
-            return False
-        self.failed.update(dict.fromkeys((each.task_id for each in uploads), self._away[1]))
-        return True
+    def _error_if_away(self, upload: Upload) -> OperationalError | None:
+        """Return why the store is not asked for a payload; None if it is."""
+        return self._away[1] if self._away and self._away[0] == upload.retries else None
 
     def _note(
         self, tried: list[Upload], failed: dict[str, OperationalError], deadline: float
     ) -> None:
-        """Note which are not stored, by their keys; if none is, the store may be away."""
-        self.failed.update({each.task_id: failed[each.key] for each in tried if each.key in failed})
+        """Note which are not stored; if none is, the store may be away."""
+        self.failed.update(failed)
         is_away = all(isinstance(error.__cause__, StoreAway) for error in failed.values())
         # Others' deadlines may be later, and do end.
         if is_away and len(failed) == len(tried) and deadline == math.inf:
-            self._away = tried[0].retries, failed[tried[0].key]
+            self._away = tried[0].retries, failed[tried[0].task_id]
 
 
 def is_stored(payloads: AppPayloads, upload: Upload) -> bool:
     """Store the payload of a call now; False if that is not allowed."""
-    error = _put(payloads, [upload]).get(upload.key)
-    if isinstance(error, StoreRefused):
-        payloads.warn_once(
-            "The payload store refuses values, which travel in their messages: %s", error
-        )
-        return False
-    if error is not None:
-        raise _error_of_call(payloads, error)
-    payloads.is_allowed = True
-    return True
+    error = _put(payloads, [upload]).get(upload.task_id)
+    if error is None:
+        payloads.is_allowed = True
+        return True
+    if not isinstance(error.__cause__, StoreRefused):
+        raise error
+    payloads.warn_once(
+        "The payload store refuses values, which travel in their messages: %s", error.__cause__
+    )
+    return False
 
 
 def _error_of_call(payloads: AppPayloads, error: StoreError) -> OperationalError:
@@ -143,12 +146,12 @@ def _error_of_call(payloads: AppPayloads, error: StoreError) -> OperationalError
     return found
 
 
-def _put(payloads: AppPayloads, uploads: list[Upload]) -> dict[str, StoreError]:
-    """Store payloads with equal retries; return why some are not stored, by their keys."""
+def _put(payloads: AppPayloads, uploads: list[Upload]) -> dict[str, OperationalError]:
+    """Store payloads with equal retries; return why some are not stored, by their tasks' ids."""
     deadline, store = current_deadline(), payloads.store
     failed: dict[str, StoreError] = {}
     if store is None:
-        return failed
+        return {}
 
     def put() -> None:
         nonlocal failed
@@ -166,4 +169,5 @@ def _put(payloads: AppPayloads, uploads: list[Upload]) -> dict[str, StoreError]:
 
     with suppress(StoreError):  # it is among those that are returned
         retry_over_time(put, StoreError, errback=pause, **payloads.retry_policy(uploads[0].options))
-    return failed
+    errors = {error: _error_of_call(payloads, error) for error in failed.values()}
+    return {each.task_id: errors[failed[each.key]] for each in uploads if each.key in failed}

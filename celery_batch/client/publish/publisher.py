@@ -65,11 +65,8 @@ __all__ = ["Publisher"]
 
 logger = logging.getLogger(__name__)
 
-#: Options that say how often a message, or the values beside it, are tried again.
-_RETRIES = frozenset(("retry", "retry_policy"))
-
 #: Options that say how a message is published, so that it cannot be written with others.
-_SINGLE = _RETRIES | {"connection", "publisher", "producer"}
+_SINGLE = frozenset(("retry", "retry_policy", "connection", "publisher", "producer"))
 
 #: The headers that show a call's arguments.
 _REPRS = ("argsrepr", "kwargsrepr")
@@ -93,9 +90,11 @@ class Publisher(PerProcess):
 
     def send(self, task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
         """Send one call, which was admitted, and return its result."""
-        call = Call(task, args, kwargs, options, current_bulk(task, options))
+        bulk = current_bulk(task, options)
         if "headers" in options or may_be_large(args, kwargs):
-            call = self._with_stored_values(call)
+            uploads = None if bulk is None else bulk.uploads
+            args, kwargs, options = with_stored_values(task, args, kwargs, options, uploads)
+        call = Call(task, args, kwargs, options, bulk)
         result = self.send_fast(call)
         if result is not None:
             return result
@@ -106,14 +105,6 @@ class Publisher(PerProcess):
             if explained is error:
                 raise
             raise explained from error
-
-    def _with_stored_values(self, call: Call) -> Call:
-        """Return what to send of a call: large arguments are stored beside its message."""
-        task, args, kwargs, options, bulk = call
-        is_single = not (self._current_settings().bulk and _RETRIES.isdisjoint(options))
-        uploads = None if bulk is None else bulk.uploads
-        stored = with_stored_values(task, args, kwargs, options, uploads, at_once=is_single)
-        return Call(task, *stored, bulk)
 
     def send_fast(self, call: Call) -> Any:
         """Send one call on the fast path; return its result, or None if it has to take Celery's."""

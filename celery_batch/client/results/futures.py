@@ -43,7 +43,6 @@ __all__ = [
     "notify_cancelled",
     "require_backend",
     "settle",
-    "small_values",
 ]
 
 logger = logging.getLogger(__name__)
@@ -168,7 +167,9 @@ def _receive(future: Future[Any], result: Any, pending: PendingResult) -> None:
     """End a future when its result is received."""
 
     def received() -> None:
-        is_small = small_values([result])
+        value = pending.value
+        # Large values, and what is stored beside them, are not for the thread that receives all.
+        is_small = value and len(value) <= SMALL and not mentions_payload(value)
         if not (is_small and settle(future, partial(_value, result, result._open))):  # noqa: SLF001 (our own)
             _poll(future, result)
 
@@ -198,17 +199,6 @@ def _value(result: Any, find: Callable[[], Any]) -> tuple[Any] | None:
             raise_parent_error(result)
         return None
     return (result.maybe_throw(),)
-
-
-def small_values(results: Iterable[Any]) -> bool:
-    """Return whether all values have been received, and are decoded in no time."""
-    left = SMALL
-    for result in results:
-        value = result.pending_result.value
-        left -= len(value or b"")
-        if not value or left < 0 or mentions_payload(value):
-            return False
-    return True
 
 
 class as_completed:  # noqa: N801 (called like `asyncio.as_completed`)
