@@ -378,13 +378,17 @@ class Arguments:
         if self.key is not None:
             if self.key not in record:
                 raise InvalidRow(f"{row.place} has no field {self.key!r} to be named by")
-            return str(record[self.key])
-        return next((str(record[name]) for name in _KEYS if name in record), row.key)
+            names: tuple[str, ...] = (self.key,)
+        else:
+            names = _KEYS
+        found = (record[name] for name in names if name in record)
+        return next((str(value) for value in found if value is not None), row.key)
 
     def _values(self, record: Any, row: Row) -> tuple[Any, ...]:
         if self.field is not None:
             if not isinstance(record, _RECORDS) or self.field not in record:
-                raise InvalidRow(f"{row.place} has no field {self.field!r}")
+                found = _shown(record)
+                raise InvalidRow(f"{row.place} has no field {self.field!r}, it has {found}")
             record = record[self.field]
         elif isinstance(record, _RECORDS) and self._names & record.keys() >= self._needed:
             return tuple(record.get(one.name, one.default) for one in self._parameters)
@@ -397,8 +401,12 @@ class Arguments:
 
     def _misfit(self, record: Any, row: Row) -> str:
         wanted = ", ".join(sorted(self._needed))
-        found = sorted(map(str, record)) if isinstance(record, _RECORDS) else type(record).__name__
-        return f"{row.place} must have the fields {wanted}, it has {found}"
+        return f"{row.place} must have the fields {wanted}, it has {_shown(record)}"
+
+
+def _shown(record: Any) -> str:
+    """Return what a record has, for an error."""
+    return str(sorted(map(str, record))) if isinstance(record, _RECORDS) else type(record).__name__
 
 
 def hint_of(row: Row) -> str:

@@ -53,13 +53,15 @@ def test_a_field_may_be_named():
 
 
 def test_rows_are_named():
-    """By the named field, else by id or key, else by their line."""
+    """By the named field, else by id or key, else by their number; null is no name."""
     arguments = Arguments(signature(one))
-    records = [{"id": 7, "text": ""}, {"key": "k", "text": ""}, "x"]
+    records = [{"id": 7, "text": ""}, {"key": "k", "text": ""}, "x", {"id": None, "text": ""}]
+    records += [{"id": None, "key": "k", "text": ""}, {"id": 0, "text": ""}]
 
-    assert ["7", "k", "3"] == [row.key for row in arguments.rows(records)]
-    (row,) = Arguments(signature(one), key="name").rows([{"name": "n", "text": ""}])
-    assert "n" == row.key
+    assert ["7", "k", "3", "4", "k", "0"] == [row.key for row in arguments.rows(records)]
+    named = Arguments(signature(one), key="name")
+    found = named.rows([{"name": "n", "text": ""}, {"name": None, "text": ""}])
+    assert [("n", ""), ("2", "")] == [(row.key, row.flaw) for row in found]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_rows_are_named():
         (optional, {"lang": "en", "body": "x"}, {}, "row 1 has no field 'text'"),
         (two, {"body": "x"}, {}, "row 1 must have the fields answer, question, it has ['body']"),
         (two, "who?", {}, "row 1 must have the fields answer, question, it has str"),
-        (one, {"text": "x"}, {"field": "body"}, "row 1 has no field 'body'"),
+        (one, {"text": "x"}, {"field": "body"}, "row 1 has no field 'body', it has ['text']"),
         (one, {"text": "x"}, {"key": "name"}, "row 1 has no field 'name' to be named by"),
     ],
     ids=[
@@ -95,7 +97,8 @@ def test_a_record_that_does_not_fit_is_named_by_its_line():
     """Where there are lines: that is what an editor goes to."""
     (row,) = Arguments(signature(one), field="body").rows([{"text": "x"}], lambda: 7)
 
-    assert ("InvalidRow: line 7 has no field 'body'", "line 7") == (row.flaw, row.place)
+    flaw = "InvalidRow: line 7 has no field 'body', it has ['text']"
+    assert (flaw, "line 7") == (row.flaw, row.place)
 
 
 def test_a_record_that_cannot_be_read_keeps_its_place():

@@ -195,7 +195,7 @@ def test_a_folder_of_files_is_an_input(setup):
         (("backfill_tasks.double", "--restart", "--retry-errors"), "give one of them"),
         (("backfill_tasks.join",), "line 1 must have the fields left, right"),
         (("backfill_tasks.double", "--output", "no/out.jsonl"), "written: there is no folder "),
-        (("backfill_tasks.double", "--field", "text"), "has no field 'text'; the same for"),
+        (("backfill_tasks.double", "--field", "text"), "has no field 'text', it has"),
     ],
     ids=[
         "no batch task",
