@@ -7,6 +7,7 @@ imports little, and each command when it is used.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 
 import click
@@ -58,12 +59,14 @@ class _LazyGroup(DYMGroup):  # type: ignore[misc]  # it has no types
 )
 @click.pass_context
 @handle_preload_options  # type: ignore[untyped-decorator]  # Celery has no types
-def batch(_ctx: click.Context) -> None:
+def batch(ctx: click.Context) -> None:
     """
     Run, check and measure batch tasks.
 
     The app is that of `celery -A APP batch`; redis, serve and status need none.
     """
+    if ctx.obj.no_color or os.environ.get("NO_COLOR"):
+        ctx.color = False
 
 
 for command in (worker, beat):  # Celery's commands that bind tasks

@@ -40,6 +40,8 @@ class HandleModel(Model):
     def load(self, device: str) -> None:
         """Make the handle on ``"cuda:0"``, the one GPU that this process sees, or on ``"cpu"``."""
         kind = find_handle(self.handle_name)
+        if getattr(kind, "forward", None) is Handle.forward:
+            raise ConfigurationError(f"Handle: {kind.__qualname__} must define forward(batch)")
         self._handle: Any = kind(device.removeprefix("cuda:") if device != "cpu" else NO_GPU)
         require_seen(device, "GPUs (write GPUs: cpu to serve without one)")
         self._takes_lists = isinstance(self._handle, Handle)

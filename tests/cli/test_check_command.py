@@ -6,10 +6,12 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from celery import Celery
 from click.testing import CliRunner
 
 from celery_batch.checks.finding import ok, problem, warning
 from celery_batch.cli.check import check
+from celery_batch.cli.main import batch
 
 FINE = ("broker", ok("It answers."))
 COSTLY = ("redis-persistence", warning("Nothing is kept.", "Keep it."))
@@ -59,3 +61,19 @@ def test_each_finding_has_the_id_of_its_check(run):
     assert "warning  redis-persistence: Nothing is kept." == lines[1]
     assert "         -> Keep it." == lines[2]
     assert "1 problem, 1 warning, 1 ok" == lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("no_color", "env", "coloured"),
+    [(False, None, True), (True, None, False), (False, "1", False), (False, "", True)],
+    ids=["usual", "--no-color", "NO_COLOR", "NO_COLOR is empty"],
+)
+def test_colours_can_be_turned_off(monkeypatch, no_color, env, coloured):
+    """By Celery's own option, and by the variable that many programs know."""
+    monkeypatch.setattr("celery_batch.cli.check.collect", lambda app: app)
+    monkeypatch.setattr("celery_batch.cli.check.checkup", lambda _facts: iter([BROKEN]))
+    obj = SimpleNamespace(app=Celery(set_as_current=False), no_color=no_color)
+    done = CliRunner(env={"NO_COLOR": env}).invoke(batch, ["check"], obj=obj, color=True)
+
+    assert coloured == ("\x1b[31mproblem" in done.output)
+    assert "problem" in done.output

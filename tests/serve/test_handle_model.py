@@ -71,6 +71,10 @@ class Uncalled:
         self.preprocess = self.forward = self.postprocess = lambda data: [data, gpu]
 
 
+class Idle(Handle):
+    """Has nothing to run."""
+
+
 class Short(Handle):
     """Loses outputs."""
 
@@ -125,6 +129,12 @@ def test_forward_must_return_one_output_for_each(outputs):
 
     with pytest.raises(WrongResultCount, match=r"Short\.forward returned .* for a batch of 2"):
         model.predict([envelope(1), envelope(2)])
+
+
+def test_a_handle_without_forward_is_refused_when_it_is_loaded():
+    """Before a request comes, which it could not serve."""
+    with pytest.raises(ConfigurationError, match=r"Handle: Idle must define forward\(batch\)"):
+        loaded(Idle)
 
 
 def test_easy_serves_handles_answer_one_by_one_with_a_warning(caplog):
