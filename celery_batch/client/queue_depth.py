@@ -55,7 +55,7 @@ _SHORTEST_RETRY, _USUAL_RETRY, _LONGEST_RETRY = 0.05, 1.0, 60.0
 INTERVAL, _SHORTEST_INTERVAL = 0.05, 0.005
 
 #: Most seconds from the first call on a queue for which calls wait for a first measurement.
-_FIRST = 0.25
+_FIRST = 1.0
 
 #: Part of the time that measurements may take of a thread whose callers find little room.
 _SHARE = 0.1

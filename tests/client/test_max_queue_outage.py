@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from kombu.exceptions import OperationalError
+from redis import Redis
 
 from celery_batch import BatchError, BatchTask, BrokerUnreachable, QueueFull
 from celery_batch.broker_depth import open_depth_reader
@@ -94,6 +95,15 @@ def test_a_broker_that_goes_away_is_not_full(server: RedisServer) -> None:
     server.stop()
 
     assert {"away": CALLS} == Counter(kind_of(lambda: task.delay(1)) for _ in range(CALLS))
+
+
+def test_a_broker_that_is_slow_at_first_is_not_away(server: RedisServer) -> None:
+    """Calls at the same instant, more than may wait, are refused for a full queue."""
+    task = limited(server.url)
+    with Redis(unix_socket_path=str(server.directory / "redis.sock")) as client:
+        client.client_pause(400)
+
+    assert {"sent": MOST, "full": CALLS - MOST} == outcomes(CALLS, lambda: task.delay(1))
 
 
 def test_calls_of_coroutines_fail_too() -> None:
