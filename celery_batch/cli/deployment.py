@@ -108,6 +108,8 @@ class Deployment:
         env = environment(self._given, [Path.cwd(), beside.absolute()], os.environ)
         env |= {CONFIG: str(path), "TMPDIR": str(self.folder)}
         self.processes = list(processes(self._given, self.folder, env))
+        for each in self.processes:
+            each.is_replaced = False  # until all serve: an end before that ends the command
         self.check()
 
     def wait_until_ready(self) -> None:
@@ -121,7 +123,7 @@ class Deployment:
             timeout=timeout,
         )
         for each in self.processes:
-            each.is_ready = True
+            each.is_ready = each.is_replaced = True
         self.check()
 
     def check(self) -> None:

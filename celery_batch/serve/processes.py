@@ -133,6 +133,8 @@ class ServedProcess(Supervised):
         self.node = node
         #: Whether the process that runs was seen to serve.
         self.is_ready = False
+        #: Whether another one is started after its end.
+        self.is_replaced = True
         #: Why the last process ended, and the end of its log.
         self.error = self.last_lines = ""
         self._env = {**env, DEVICE: device} if device else env
@@ -210,7 +212,7 @@ class ServedProcess(Supervised):
         self.error, says_all = self._why_ended(code)
         self.last_lines = "" if says_all else self.process.tail()
         self.process.stop()  # which closes its pipe
-        if self.early_exits >= _TRIES:
+        if self.early_exits >= _TRIES or not self.is_replaced:
             self.due = math.inf
 
     def _why_ended(self, code: int) -> tuple[str, bool]:

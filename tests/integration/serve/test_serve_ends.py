@@ -61,13 +61,14 @@ def test_a_handle_of_easy_serve_works_unchanged_and_nothing_outlives_a_kill(
 
 
 def test_a_handle_that_cannot_be_loaded_is_a_clear_error(served, broker):
-    """The command ends, and says in one line which class was looked for where."""
+    """The command ends, and says in one line which class was looked for where, and no more."""
     serving = served(f"GPUs: cpu\nHandle: tests.apps.models.handles:Trail\nBroker: {broker}\n")
     serving.child.wait(90)
 
     assert 1 == serving.child.exit_code
     error = serving.said[serving.said.index("Error: ") :]
     assert "has no class Trail; did you mean Trial?" in error
+    assert "restarted" not in serving.said
     assert 1 == len(error.strip().splitlines()), error
 
 
