@@ -221,8 +221,8 @@ class _Feeder:
         threads = [each for each in (self.sender, self._receiver) if each not in (None, current)]
         for thread in threads:
             thread.join(max(deadline - time.monotonic(), 0))
-        if self._process is not None:
-            self._process.process.kill()
+        if (process := self._process) is not None:
+            process.process.kill()
         for thread in threads:
             thread.join(_REAPED)
 
@@ -249,6 +249,7 @@ class _Feeder:
             # One idle death may be chance; several in a row have a cause.
             if pause := restart_pause(failures or max(idle_deaths - 1, 0), _FIRST_PAUSE):
                 self._request_queue.wait_until_closed(pause)
+        self._process = None  # which closes its pipes: nothing else has it
 
     def _is_hopeless(self, error: BaseException, failures: int) -> bool:
         """Say whether the model cannot be loaded even once."""

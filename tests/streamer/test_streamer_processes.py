@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import json
 import os
 import signal
@@ -401,6 +402,22 @@ def test_processes_end_with_a_parent_that_returns():
     assert (0, "") == (done.returncode, done.stderr)
     pids = json.loads(done.stdout)
     wait_until(lambda: gone(pids), [], what="the end of the processes", timeout=60)
+
+
+def test_a_streamer_that_is_closed_leaves_no_file_open():
+    """Its pipes are closed then, not when the interpreter next looks for cycles of objects."""
+    files, was_enabled = [], gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(3):
+            with Streamer(play, 4, wait_for_worker_ready=True) as streamer:
+                assert [1] == streamer.predict([1])
+            files.append(psutil.Process().num_fds())
+    finally:
+        if was_enabled:
+            gc.enable()
+
+    assert files[0] == files[1] == files[2]
 
 
 def test_program_that_returns_does_not_wait_for_a_model(in_python):
