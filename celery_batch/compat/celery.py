@@ -7,7 +7,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -40,6 +41,7 @@ __all__ = [
     "current_task",
     "defer_signals",
     "does_debug",
+    "drop_limited",
     "drop_taken_over",
     "encode_results_with",
     "fire_on_time",
@@ -97,6 +99,13 @@ def drop_taken_over(controller: Any, was_taken_over: Callable[[Any], bool]) -> N
             process(request)
 
     controller._process_task = process_ours
+
+
+def drop_limited(consumer: Any, tags: Container[str]) -> None:
+    """Drop requests with these delivery tags that wait for their rate: they would use it up."""
+    for bucket in filter(None, consumer.task_buckets.values()):
+        kept = [each for each in bucket.contents if each[0].message.delivery_tag not in tags]
+        bucket.contents = deque(kept)
 
 
 def on_eta(consumer: Any, note: Callable[[Any], object]) -> None:

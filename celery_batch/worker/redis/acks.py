@@ -16,6 +16,7 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from redis import Redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from celery_batch.compat.celery import drop_limited
 from celery_batch.compat.kombu import Unacknowledged
 from celery_batch.compat.redis import descriptor_of, get_connection, read_reply
 from celery_batch.worker.dispatch.running_messages import CollectedAcks
@@ -131,6 +132,7 @@ class RedisAcks(CollectedAcks):
         if lost:
             self._release(lost)
             self._scheduler.drop(lost)
+            drop_limited(self._consumer, lost)
 
     def was_taken_over(self, request: Any) -> bool:
         """Return whether another worker has taken a request that waited outside of its queue."""
