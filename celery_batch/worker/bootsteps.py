@@ -226,7 +226,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self.validator = MessageValidator(consumer)
-        self.scheduler = Scheduler(consumer, self.validator.refusals)
+        self.scheduler = Scheduler(consumer, self.validator.refusals.refuse_read)
         fire_on_time(consumer.timer)
         self.bulk = BulkPath(consumer, self.scheduler, self.validator)
         self.served_tasks = ServedTasksEntry(consumer, self.scheduler)

@@ -14,7 +14,6 @@ from kombu.asynchronous import Hub
 
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import BatchEnd
-from celery_batch.worker.intake.dead_letters import DeadLetters
 from celery_batch.worker.intake.request import BatchRequest
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
@@ -186,8 +185,7 @@ class Worker:
 
     def start(self) -> Scheduler:
         """Open a scheduler on this consumer."""
-        refusals: Any = SimpleNamespace(refuse_read=self._refuse, dead_letters=DeadLetters(self))
-        self.scheduler = Scheduler(self, refusals)
+        self.scheduler = Scheduler(self, self._refuse)
         self.scheduler.open()
         return self.scheduler
 

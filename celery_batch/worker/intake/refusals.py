@@ -81,12 +81,12 @@ class Refusals:
         #: How many messages were refused.
         self.count = 0
         self._background = BackgroundThread()
-        self.dead_letters = DeadLetters(consumer)
+        self._dead_letters = DeadLetters(consumer)
 
     def close(self) -> None:
         """Store the last refusals; the worker is shutting down."""
         self._background.close()
-        self.dead_letters.close()
+        self._dead_letters.close()
 
     def refuse(self, message: Any, error: Exception) -> None:
         """Refuse a message of kombu's."""
@@ -125,7 +125,7 @@ class Refusals:
             if name in about
         )
         logger.error("Refused a message: %s%s; it begins %r", reason, shown, raw[:_SHOWN])
-        return partial(self.dead_letters.write_refused, raw, reason, then, **about)
+        return partial(self._dead_letters.write_refused, raw, reason, then, **about)
 
     def _reject(self, message: Any) -> None:
         if not message.acknowledged and message.channel is self.channel:  # else it comes again

@@ -21,7 +21,7 @@ from celery_batch.worker.dispatch.follow_up import (
     error_info,
     not_run,
 )
-from celery_batch.worker.intake.refusals import Refusals
+from celery_batch.worker.intake.dead_letters import DeadLetters
 from celery_batch.worker.redis.result_backend import storing_results
 from celery_batch.worker.scheduling.redelivery import RedeliveryCache
 
@@ -44,13 +44,14 @@ class Completion:
         self,
         consumer: Any,
         redelivery: RedeliveryCache,
-        refusals: Refusals,
+        refuse: Callable[[Any, str], object],
         enqueue: Callable[[Any], bool],
     ) -> None:
         self._hub = consumer.hub
         self._redelivery = redelivery
-        self._refuse, self._dead_letters = refusals.refuse_read, refusals.dead_letters
+        self._refuse = refuse
         self._enqueue = enqueue
+        self._dead_letters = DeadLetters(consumer)
         #: Requests whose messages are acknowledged once their dead letters are written.
         self._poison: set[Any] = set()
         self._handler_calls: deque[HandlerCall] = deque()

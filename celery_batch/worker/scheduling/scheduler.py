@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +28,6 @@ from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import FollowUp, deadline_passed
 from celery_batch.worker.dispatch.job_submitter import JobSubmitter
 from celery_batch.worker.dispatch.running_messages import RunningMessages
-from celery_batch.worker.intake.refusals import Refusals
 from celery_batch.worker.metrics.recorder import BatchRecorder
 from celery_batch.worker.scheduling.completion import Completion
 from celery_batch.worker.scheduling.prefetch import FetchLimits
@@ -52,7 +51,7 @@ _READ_TIMEOUT = 1.0
 class Scheduler:
     """The task queues of one consumer, which share the slots of its pool."""
 
-    def __init__(self, consumer: Any, refusals: Refusals) -> None:
+    def __init__(self, consumer: Any, refuse: Callable[[Any, str], None]) -> None:
         self._consumer = consumer
         #: Replaced for each connection to a broker that can record them.
         self.running_messages = RunningMessages()
@@ -66,7 +65,7 @@ class Scheduler:
         self._priority = TaskPriority()
         self._submitter = JobSubmitter(consumer)
         self._redelivery = RedeliveryCache()
-        self._completion = Completion(consumer, self._redelivery, refusals, self._enqueue_again)
+        self._completion = Completion(consumer, self._redelivery, refuse, self._enqueue_again)
         self._timer = BatchTimer(consumer.hub, self._on_timer)
         #: Whether the event loop runs and batches may leave.
         self.is_open = False

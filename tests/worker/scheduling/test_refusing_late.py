@@ -11,7 +11,6 @@ from celery.app.task import Context
 from kombu.asynchronous import Hub
 
 from celery_batch import BatchTask, QueueFull
-from celery_batch.worker.intake.refusals import Refusals
 from celery_batch.worker.scheduling.completion import Completion
 from celery_batch.worker.scheduling.redelivery import RedeliveryCache
 
@@ -62,7 +61,7 @@ def task() -> Any:
 def completion(hub: Any) -> Completion:
     """Return what completes requests, with this event loop or without one."""
     consumer = SimpleNamespace(hub=hub, app=Celery(set_as_current=False))
-    return Completion(consumer, RedeliveryCache(), Refusals(consumer), lambda _: False)
+    return Completion(consumer, RedeliveryCache(), lambda *_: None, lambda _: False)
 
 
 @pytest.mark.parametrize("has_loop", [True, False])
