@@ -36,13 +36,13 @@ from celery_batch.serialization.arrays import describe
 __all__ = [
     "RateLimits",
     "allow_delayed_replies",
+    "check_before_processing",
     "close_django_connections",
     "context_of",
     "current_task",
     "defer_signals",
     "does_debug",
     "drop_limited",
-    "drop_taken_over",
     "encode_results_with",
     "fire_on_time",
     "has_full_prefetch",
@@ -78,34 +78,56 @@ class RateLimits:
     _limit_task = Consumer._limit_task
     _limit_post_eta = Consumer._limit_post_eta
     _schedule_bucket_request = Consumer._schedule_bucket_request
+    _move_to_pool = Consumer._limit_move_to_pool
 
     #: Whether another worker has taken a request that has waited here.
     was_taken_over: Callable[[Any], bool]
 
     def _limit_move_to_pool(self, request: Any) -> None:
-        if not self.was_taken_over(request):
-            Consumer._limit_move_to_pool(self, request)
-
-
-def drop_taken_over(controller: Any, was_taken_over: Callable[[Any], bool]) -> None:
-    """Have a worker run no ordinary task that another has taken while it waited for a process."""
-    process = controller._process_task
-
-    def process_ours(request: Any) -> None:
-        if isinstance(request, celery_request.Request) and was_taken_over(request):
+        if self.was_taken_over(request):
             task_ready(request)
-            controller._quick_release()
         else:
-            process(request)
+            self._move_to_pool(request)
 
-    controller._process_task = process_ours
+
+def check_before_processing(controller: Any, was_taken_over: Callable[[Any], bool]) -> None:
+    """Have a worker run no ordinary task that another has taken while it waited for a process."""
+    # Those of other pools, and of prefork without `worker_pool_putlocks`, do not wait in Celery.
+    process = getattr(controller, "_process_task", None)
+    release = getattr(controller, "_quick_release", None)
+    if process is None or release is None:  # private
+        return
+    to_release, is_releasing = 0, False
+
+    def process_unless_taken_over(request: Any) -> None:
+        nonlocal to_release, is_releasing
+        if not (isinstance(request, celery_request.Request) and was_taken_over(request)):
+            process(request)
+            return
+        task_ready(request)
+        to_release += 1
+        if is_releasing:  # the next ones are processed within `release`: calls must not nest
+            return
+        is_releasing = True
+        try:
+            while to_release:
+                to_release -= 1
+                release()
+        finally:
+            is_releasing = False
+
+    controller._process_task = process_unless_taken_over
 
 
 def drop_limited(consumer: Any, tags: Container[str]) -> None:
     """Drop requests with these delivery tags that wait for their rate: they would use it up."""
     for bucket in filter(None, consumer.task_buckets.values()):
-        kept = [each for each in bucket.contents if each[0].message.delivery_tag not in tags]
-        bucket.contents = deque(kept)
+        waiting, bucket.contents = bucket.contents, deque()
+        for request, tokens in waiting:
+            if request.message.delivery_tag in tags:
+                task_ready(request)
+            else:
+                bucket.contents.append((request, tokens))
 
 
 def on_eta(consumer: Any, note: Callable[[Any], object]) -> None:

@@ -16,7 +16,7 @@ from celery.worker.state import maybe_shutdown
 from redis.exceptions import NoPermissionError, OutOfMemoryError, ReadOnlyError, ResponseError
 
 from celery_batch.compat.amqp import end_waits_while_blocked
-from celery_batch.compat.celery import drop_taken_over, on_eta
+from celery_batch.compat.celery import check_before_processing, on_eta
 from celery_batch.compat.fast_paths import FastPaths, PathState
 from celery_batch.compat.kombu import missing_for_acks, missing_for_fetch, open_channels
 from celery_batch.compat.kombu_redis import declare_while_full
@@ -61,7 +61,7 @@ class BulkPath:
         self._fetch: BulkFetch | None = None
         self._ordinary: OrdinaryLimit | None = None
         on_eta(consumer, self._count)
-        drop_taken_over(consumer.controller, self._was_taken_over)
+        check_before_processing(consumer.controller, self._was_taken_over)
         #: Delivery tags whose acknowledgements could not be sent.
         self._unsent: list[str] = []
         self._last_owner: str | None = None

@@ -6,12 +6,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from types import FrameType
+from types import FrameType, SimpleNamespace
 
 import pytest
+from celery.worker.request import Request
 from kombu.asynchronous import Hub
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
-from celery_batch.compat.celery import defer_signals, is_waiting
+from celery_batch.compat.celery import check_before_processing, defer_signals, is_waiting
 from celery_batch.processes.managed_process import wait_until
 
 
@@ -85,3 +87,18 @@ def test_frame_outside_of_loops_does_not_wait():
     """A frame outside of the known loops counts as work."""
     assert not is_waiting(sys._getframe())
     assert not is_waiting(None)
+
+
+def test_many_requests_that_others_have_taken_free_their_process_at_once():
+    """As many as wait for a process are dropped in one loop: their calls do not nest."""
+    semaphore, processed = LaxBoundedSemaphore(1), list[Request]()
+    controller = SimpleNamespace(_process_task=processed.append, _quick_release=semaphore.release)
+    first, *taken, last = (Request.__new__(Request) for _ in range(2000))
+    for number, request in enumerate((first, *taken, last)):
+        request._request_dict, request._context, request.id = {}, None, str(number)
+    check_before_processing(controller, set(taken).__contains__)
+    for request in (first, *taken, last):
+        semaphore.acquire(controller._process_task, request)
+    semaphore.release()
+
+    assert [first, last] == processed

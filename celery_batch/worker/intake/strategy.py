@@ -27,7 +27,7 @@ from celery.exceptions import InvalidTaskError
 from celery.utils.imports import symbol_by_name
 from celery.worker import strategy
 from celery.worker.request import Request, create_request_cls
-from celery.worker.state import revoked, task_reserved
+from celery.worker.state import revoked, task_ready, task_reserved
 
 from celery_batch.compat.celery import RateLimits, has_full_prefetch
 from celery_batch.compat.fast_paths import FastPaths
@@ -103,7 +103,9 @@ class _ConsumerProxy(RateLimits):
 
     def apply_eta_task(self, request: Any) -> None:
         """As the consumer's own, which would hand the request to the pool."""
-        if not self.was_taken_over(request):
+        if self.was_taken_over(request):
+            task_ready(request)
+        else:
             task_reserved(request)
             if not request.revoked():  # or expired
                 self.on_task_request(request)

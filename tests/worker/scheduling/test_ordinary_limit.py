@@ -26,7 +26,7 @@ class NamedRequest:
 @pytest.fixture
 def consumer(app: Celery) -> Any:
     """A consumer of two processes whose multiplier of 3 was raised to 100."""
-    controller = SimpleNamespace(prefetch_multiplier=3, max_concurrency=None, _process_task=None)
+    controller = SimpleNamespace(prefetch_multiplier=3, max_concurrency=None)
     WorkerContext.of(controller).tasks = [app.tasks["pairs"]]
     return SimpleNamespace(
         app=app,
