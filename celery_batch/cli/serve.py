@@ -20,6 +20,8 @@ __all__ = ["redis", "serve", "status"]
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
+_STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 @click.command(name="serve", cls=CeleryCommand)
 @click.argument("handle", required=False, metavar="[MODULE:CLASS]")
@@ -158,9 +160,13 @@ def redis(directory: Path | None, port: int | None) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as at Ctrl-C
     try:
         with RedisServer(directory, port=port, appendonly=directory is not None) as server:
+            # As an exception while it waits for the child, a signal could leave a lock of
+            # `subprocess` held, and stopping the child would wait for that for ever.
+            signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING_SIGNALS)
             _explain(server)
-            while os.getppid() == parent and not server.child.wait(0.5):
-                pass
+            while os.getppid() == parent and server.child.exit_code is None:
+                if signal.sigtimedwait(_STOPPING_SIGNALS, 0.5):
+                    raise KeyboardInterrupt
             server.child.check()
     except KeyboardInterrupt:
         click.echo("Redis has stopped.", err=True)
