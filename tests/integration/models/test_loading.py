@@ -195,8 +195,8 @@ def test_load_that_never_ends_is_a_failed_start(setup: Setup):
 def test_a_time_limit_fails_no_other_item_though_the_model_loads_again(setup: Setup):
     """The time for which the process that was killed is replaced is not the others'."""
     setup.worker(*COUNTER, "-c", "1", TESTS_LOAD_SECONDS="5")
-    items = [1, "slow", 2]
-    results = [setup.clerk.apply_async((item,), time_limit=2, queue="counter") for item in items]
+    items = [((item,), None) for item in (1, "slow", 2)]
+    results = setup.clerk.apply_many(items, time_limit=2, queue="counter")
     first, slow, last = [result.get(timeout=60, propagate=False) for result in results]
 
     assert [1, "slow", 2] in [fact["items"] for fact in setup.recall("clerk")]
