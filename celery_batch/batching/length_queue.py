@@ -57,7 +57,8 @@ class _Schedule(Generic[T]):
     def __init__(self, waiting: Iterable[Entry[T]]) -> None:
         #: Those that it would take later.
         self.later = deque(waiting)
-        #: The number of the last request that it would have taken by each of the latest batches.
+        #: The number of the last request that it would have taken by each of the latest
+        #: batches, of as many as it may be late, and one more.
         self._taken = deque([0])
 
     def take(self, limits: CostLimits, delay: int, arrivals: deque[Entry[T]]) -> list[Entry[T]]:

@@ -92,11 +92,11 @@ class Call(NamedTuple):
 
     def apply(self, **changed: Any) -> Any:
         """Make it as Celery does, with other options, and return its result."""
-        apply = _celery_s_own(self.task)
+        apply = _celery_apply_async(self.task)
         return apply(self.args, self.kwargs, **{**self.options, **changed})
 
 
-def _celery_s_own(task: ClientMethods) -> Any:
+def _celery_apply_async(task: ClientMethods) -> Any:
     return super(ClientMethods, task).apply_async
 
 

@@ -72,7 +72,7 @@ def fields_at_end(raw: bytes) -> dict[str, Any]:
 
 
 class Refusals:
-    """What was refused of the messages of one consumer."""
+    """Refuses messages of one consumer."""
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer

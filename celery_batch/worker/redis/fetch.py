@@ -134,11 +134,15 @@ class QueueLists:
         """Note that there was nothing; a message that waits in a blocked list must wake nobody."""
         self.empty = frozenset(self.fetched.lists) - self._blocked
 
-    def note_left(self, left: Iterable[int] = (), workers: int = 1) -> None:
+    def note_none_left(self) -> None:
+        """Note that nothing is left in the lists that were read."""
+        self._ahead.update(dict.fromkeys(self.fetched.queues, 0))
+
+    def note_left(self, left: Iterable[int], workers: int) -> None:
         """Note this worker's part of what is left in the lists that were read."""
         lists, queues, *_ = self.fetched
         ahead = dict.fromkeys(queues, 0)
-        by_list = dict(zip(lists, zip(queues, left, strict=False), strict=False))
+        by_list = dict(zip(lists, zip(queues, left, strict=True), strict=True))
         for queue, messages in by_list.values():  # a list may have been read in two places
             ahead[queue] += messages
         self._ahead.update({queue: count // workers for queue, count in ahead.items()})
@@ -312,7 +316,7 @@ class BulkFetch:
             self._pop.note_read()
         self._is_refused = False
         if not found:
-            self._lists.note_left()
+            self._lists.note_none_left()
             return []
         lengths, joined, left, workers, blocked = found
         self._lists.note_left(map(int, left.split()), workers)

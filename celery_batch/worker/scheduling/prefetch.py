@@ -123,8 +123,8 @@ def limit_to_capacity(consumer: Any, limits: FetchLimits) -> None:
 class FetchLimits:
     """How many more messages the task queues of one worker can use."""
 
-    # `tasks` are the names of those that a broker queue may bring, or None if it may bring any; of
-    # urgencies a smaller number goes first; `credit` is what is left of the prefetch.
+    # `tasks` are the names of those that a broker queue may bring, or None if it may bring any; a
+    # smaller urgency goes first; `credit` is what is left of the prefetch.
 
     def __init__(self, task_queues: Mapping[str, TaskQueue], slots: Slots) -> None:
         self._task_queues = task_queues
