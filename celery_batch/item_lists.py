@@ -13,6 +13,7 @@ __all__ = ["is_list", "refuse_one_value"]
 def is_list(items: Any) -> bool:
     """Return whether it holds items; the letters of a text and a dict's keys are hardly meant."""
     can_iterate = hasattr(items, "__iter__") or hasattr(items, "__getitem__")
+    can_iterate = can_iterate and getattr(items, "ndim", None) != 0  # as that of one number
     return can_iterate and not isinstance(items, (str, bytes, bytearray, Mapping))
 
 

@@ -76,10 +76,11 @@ def pad(
     Raises:
         ItemTooLarge: A row is longer than all lengths.
         TypeError: A row is a single number.
+        ValueError: Rows differ in more than their length.
     """
     np = import_module("numpy")
     arrays = [np.asarray(row) for row in rows]
-    _require_lengths(arrays)
+    tail = _common_tail(arrays)
     if dtype is None:
         known = [each.dtype for each in arrays if each.size] or [np.dtype(np.int64)]
         dtype = np.result_type(*known)
@@ -87,7 +88,6 @@ def pad(
             dtype = np.float32
     counts = np.array([len(each) for each in arrays], dtype=np.int64)
     length = padded_length(int(max(counts, default=0)), lengths=lengths, multiple=multiple)
-    tail = next((each.shape[1:] for each in arrays if each.size), ())
     padded = np.full((len(arrays), length, *tail), value, dtype)
     for place, array in zip(padded, arrays, strict=True):
         if len(array):
@@ -113,7 +113,7 @@ def pad_torch(
     """
     torch = import_module("torch")
     tensors = [torch.as_tensor(row) for row in rows]
-    _require_lengths(tensors)
+    tail = _common_tail(tensors)
     filled = [each for each in tensors if each.numel()]
     if dtype is None:
         dtype = reduce(torch.promote_types, (each.dtype for each in filled)) if filled else None
@@ -121,7 +121,6 @@ def pad_torch(
     counts = torch.tensor([len(each) for each in tensors], dtype=torch.int64)
     longest = max((len(each) for each in tensors), default=0)
     length = padded_length(longest, lengths=lengths, multiple=multiple)
-    tail = filled[0].shape[1:] if filled else ()
     padded = torch.full(
         (len(tensors), length, *tail), value, dtype=dtype or torch.int64, device=home
     )
@@ -132,9 +131,21 @@ def pad_torch(
     return padded.to(device or home), mask.to(device or home)
 
 
-def _require_lengths(rows: Sequence[Any]) -> None:
+def _common_tail(rows: Sequence[Any]) -> tuple[int, ...]:
+    """Return the shape of the elements of all rows, of which some may be empty."""
+    tail: tuple[int, ...] | None = None
     for index, row in enumerate(rows):
         if not row.ndim:
             raise TypeError(
                 f"row {index} is no list and no array: {row.tolist()!r}; pad takes a list of rows"
             )
+        if 0 in row.shape:
+            continue
+        own = tuple(row.shape[1:])
+        tail = own if tail is None else tail
+        if own != tail:  # else numpy might repeat its values
+            raise ValueError(
+                f"row {index} has elements of shape {own}, and those before it of {tail}: rows may"
+                f" differ in their length only"
+            )
+    return tail or ()

@@ -165,11 +165,16 @@ def redis(directory: Path | None, port: int | None) -> None:
             signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING_SIGNALS)
             _explain(server)
             while os.getppid() == parent and server.child.exit_code is None:
-                if signal.sigtimedwait(_STOPPING_SIGNALS, 0.5):
-                    raise KeyboardInterrupt
+                _await_signal(0.5)
             server.child.check()
     except KeyboardInterrupt:
         click.echo("Redis has stopped.", err=True)
+
+
+def _await_signal(seconds: float) -> None:
+    """Wait for so many seconds; raise KeyboardInterrupt for a signal that came."""
+    if signal.sigtimedwait(_STOPPING_SIGNALS, seconds):
+        raise KeyboardInterrupt
 
 
 def _explain(server: RedisServer) -> None:

@@ -101,6 +101,14 @@ def test_numbers_are_no_rows(function):
         function([1, 2], lengths=(4,))
 
 
+@both
+@pytest.mark.parametrize("other", [np.ones((2, 1)), np.ones(2), np.ones((2, 4))], ids=np.shape)
+def test_rows_of_other_vectors_are_refused(function, other):
+    """Also those whose values numpy and torch would repeat."""
+    with pytest.raises(ValueError, match=r"row 2 has elements of shape .*, and those before it of"):
+        function([np.ones((0, 1)), np.ones((1, 3)), other])
+
+
 def test_tensors_on_a_device():
     """Tensor and mask go there together."""
     padded, mask = pad_torch([torch.ones(1), torch.ones(2)], device="meta")

@@ -195,7 +195,7 @@ def test_a_body_that_is_no_array_is_refused(post: Callable[..., httpx.Response])
     """With 400; objects are not unpickled."""
     file = io.BytesIO()
     np.save(file, np.array([{}], object), allow_pickle=True)
-    for body in (b"[1, 2]", saved(ARRAY)[:-1], file.getvalue()):
+    for body in (b"[1, 2]", saved(ARRAY)[:-1], file.getvalue(), saved(np.array(3.0))):
         response = post("/either", body, Accept=NPY)
         assert (400, "InvalidRow") == (response.status_code, response.json()["error"]["type"])
 
