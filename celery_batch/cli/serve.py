@@ -20,8 +20,6 @@ __all__ = ["redis", "serve", "status"]
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
-_STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 
 @click.command(name="serve", cls=CeleryCommand)
 @click.argument("handle", required=False, metavar="[MODULE:CLASS]")
@@ -160,21 +158,12 @@ def redis(directory: Path | None, port: int | None) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as at Ctrl-C
     try:
         with RedisServer(directory, port=port, appendonly=directory is not None) as server:
-            # As an exception while it waits for the child, a signal could leave a lock of
-            # `subprocess` held, and stopping the child would wait for that for ever.
-            signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING_SIGNALS)
             _explain(server)
-            while os.getppid() == parent and server.child.exit_code is None:
-                _await_signal(0.5)
+            while os.getppid() == parent and not server.child.wait(0.5):
+                pass
             server.child.check()
     except KeyboardInterrupt:
         click.echo("Redis has stopped.", err=True)
-
-
-def _await_signal(seconds: float) -> None:
-    """Wait for so many seconds; raise KeyboardInterrupt for a signal that came."""
-    if signal.sigtimedwait(_STOPPING_SIGNALS, seconds):
-        raise KeyboardInterrupt
 
 
 def _explain(server: RedisServer) -> None:

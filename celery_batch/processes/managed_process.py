@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -139,9 +140,24 @@ class ManagedProcess:
             return
         self.terminate(grace)
         try:
-            self._reaper.wait()
+            self._await_end()
         finally:
             self._pipe.close()
+
+    def _await_end(self) -> None:
+        # Not by `wait` of subprocess, which may never return: an exception that a signal raised
+        # within such a call can have left the lock held that it takes.
+        if self.exit_code is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):  # another thread has waited for it
+            ended = os.pidfd_open(self.pid)
+            try:
+                poller = select.poll()
+                poller.register(ended, select.POLLIN)
+                poller.poll()
+            finally:
+                os.close(ended)
+        self._reaper.poll()
 
 
 _children: weakref.WeakSet[ManagedProcess] = weakref.WeakSet()

@@ -221,6 +221,21 @@ def test_interrupted_stop_still_ends_the_server(start):
     assert gone
 
 
+def test_stop_needs_no_lock_that_an_interrupted_wait_has_left(start):
+    """A Ctrl-C within a call of subprocess may leave its lock held; nothing waits for it."""
+    child = start("import time; print('up', flush=True); time.sleep(600)")
+    wait_until(has_said(child, "up"), [child], what="server", timeout=30)
+    lock = child._reaper._waitpid_lock
+    lock.acquire()
+    stopping = threading.Thread(target=child.stop, daemon=True)
+    stopping.start()
+    stopping.join(30)
+    has_stopped = not stopping.is_alive()
+    lock.release()
+
+    assert has_stopped
+
+
 def test_a_forked_copy_does_not_stop_the_server(start):
     """A process forked from ours that cleans up after itself leaves our server alone."""
     child = start("import time; print('up', flush=True); time.sleep(600)")
