@@ -40,6 +40,9 @@ _INSTEAD = {
     "__array_interface__": "numpy.asarray() of it",  # Pillow's images
 }
 
+#: The serializers that encode arrays, as errors name them.
+_OF_ARRAYS = ("'json'", "'batch-msgpack'")
+
 #: Most values that are searched for one that cannot be encoded.
 _MOST_VALUES = 10_000
 
@@ -122,6 +125,8 @@ def _explained(
     head = f"{task}: " if task else ""
     for place, value in _values(whole):
         if why := _why_not(encode, value, verb):
+            if is_array(value) and not any(name in serializer for name in _OF_ARRAYS):
+                why = f"{' and '.join(_OF_ARRAYS)} can"
             kind = type(value)
             module = kind.__module__.partition(".")[0]
             name = with_article(
@@ -147,6 +152,8 @@ def _instead_of(value: Any, verb: str) -> str:
     is_error = isinstance(value, type) and issubclass(value, BaseException)
     if is_error and verb == "return":
         return f"an instance, such as {value.__name__}('...'), for an item that fails"
+    if isinstance(value, (bytearray, memoryview)):
+        return "bytes() of it"
     if isinstance(value, Enum):
         return "its .value"
     if isinstance(value, _LISTABLE):

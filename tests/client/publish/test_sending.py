@@ -422,6 +422,22 @@ def test_the_second_argument_is_named_too(
     assert {} == here.taken()
 
 
+@pytest.mark.parametrize(
+    ("value", "options", "says"),
+    [
+        (np.ones(2), {"serializer": "msgpack"}, "'json' and 'batch-msgpack' can$"),
+        (memoryview(b"a"), {}, r"send bytes\(\) of it$"),
+    ],
+    ids=["array", "memoryview"],
+)
+def test_what_can_be_sent_instead_is_said(
+    sender: Callable[..., Sender], value: Any, options: Any, says: str
+) -> None:
+    """Another serializer, or another type."""
+    with pytest.raises(EncodeError, match=rf"^shout: the argument text is a .* {says}"):
+        sender().task.apply_async((value,), **options)
+
+
 def test_a_number_that_python_does_not_write_is_refused(sender: Callable[..., Sender]) -> None:
     """By Python's own error, which says why and names no argument, as with Celery."""
     here = warmed(sender())
