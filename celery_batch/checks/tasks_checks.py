@@ -77,8 +77,15 @@ def costs(facts: Facts) -> Iterator[Finding]:
                 " (max_batch_cost): an item that costs more than a batch runs alone.",
                 f"Raise max_batch_cost, or lower max_item_cost to {batch:g}.",
             )
-        longest = max(steps_of(task, "batch_lengths"), default=None)
-        if longest and task.padded and item and item > longest:
+        lengths = steps_of(task, "batch_lengths") if task.padded else ()
+        shortest, longest = min(lengths, default=None), max(lengths, default=None)
+        if shortest and batch and 2 * shortest > batch:
+            yield warning(
+                f"{task.name}: two rows cost at least {2 * shortest}, padded to the smallest of"
+                f" batch_lengths, and a batch {batch:g} (max_batch_cost): each has one row.",
+                "Raise max_batch_cost, or add a smaller length.",
+            )
+        if longest and item and item > longest:
             yield warning(
                 f"{task.name}: an item may cost {item:g} (max_item_cost), and the largest of"
                 f" batch_lengths is {longest}: a longer item is padded to none of them.",

@@ -844,6 +844,26 @@ def test_items_that_are_longer_than_each_length_are_named():
     assert found.fix == "Lower max_item_cost to 16, or add a larger length."
 
 
+def test_a_cost_of_which_each_batch_has_one_row_is_named():
+    """Two rows of the smallest length are too much."""
+    app = Celery("narrow", broker="memory://", set_as_current=False)
+    shapes = {"batch_sizes": (1, 4), "batch_lengths": (8, 16), "example": lambda n: "x" * n}
+
+    @app.task(base=BatchTask, name="one", cost="text", max_batch_cost=15, padded=True, **shapes)
+    def one(text):
+        return text
+
+    @app.task(base=BatchTask, name="two", cost="text", max_batch_cost=16, padded=True, **shapes)
+    def two(text):
+        return text
+
+    tasks = (app.tasks["one"], app.tasks["two"])
+    (found,) = tasks_checks.costs(replace(GOOD, app=app, tasks=tasks))
+
+    assert Level.WARNING == found.level
+    assert "one: two rows cost at least 16, padded to the smallest of batch_lengths" in found.says
+
+
 @pytest.mark.parametrize(
     ("check", "facts", "words"), FINE, ids=[f"{check.__name__}-{words}" for check, _, words in FINE]
 )
