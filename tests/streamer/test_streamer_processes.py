@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import gc
 import json
 import os
 import signal
@@ -404,20 +403,26 @@ def test_processes_end_with_a_parent_that_returns():
     wait_until(lambda: gone(pids), [], what="the end of the processes", timeout=60)
 
 
-def test_a_streamer_that_is_closed_leaves_no_file_open():
+def test_a_streamer_that_is_closed_leaves_no_file_open(in_python):
     """Its pipes are closed then, not when the interpreter next looks for cycles of objects."""
-    files, was_enabled = [], gc.isenabled()
-    gc.disable()
-    try:
-        for _ in range(3):
-            with Streamer(play, 4, wait_for_worker_ready=True) as streamer:
-                assert [1] == streamer.predict([1])
-            files.append(psutil.Process().num_fds())
-    finally:
-        if was_enabled:
-            gc.enable()
+    out = in_python(  # another test's threads open files here, and close them
+        textwrap.dedent(
+            """
+            import gc; import psutil
+            from celery_batch.streamer import Streamer
+            from tests.apps.models.streamer_models import play
+            if __name__ == "__main__":
+                gc.disable()
+                for _ in range(3):
+                    with Streamer(play, 4, wait_for_worker_ready=True) as streamer:
+                        streamer.predict([1])
+                    print(psutil.Process().num_fds())
+            """
+        )
+    )
 
-    assert files[0] == files[1] == files[2]
+    counts = out.splitlines()
+    assert [counts[0]] * 3 == counts
 
 
 def test_program_that_returns_does_not_wait_for_a_model(in_python):

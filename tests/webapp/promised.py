@@ -117,9 +117,10 @@ class Setup:
 
     def kill_worker(self) -> None:
         """Kill the worker and its pool as the kernel does, without a word to them."""
-        for process in psutil.Process(self.worker.pid).children(recursive=True):
+        worker = self.worker  # which starts another where it has ended
+        for process in psutil.Process(worker.pid).children(recursive=True):
             process.kill()
-        self.worker.wait(SOON)
+        worker.wait(SOON)
 
     def server(self, kind: str) -> Server:
         """Return a web app's server, ready."""
