@@ -13,6 +13,7 @@ Rule 7: where batches are formed by key, a chunk has rows of one key: some chunk
         are read at one go, and cut by their keys.
 Rule 8: a chunk that fails as a whole is sent again row by row; a row that fails has failed.
 Rule 9: a chunk that is lost is sent again, `MOST_RESENDS` times.
+Rule 10: an error of the input is raised once the rows before it are answered.
 """
 
 from __future__ import annotations
@@ -198,7 +199,8 @@ class Window:
         self.size = limits.window
         self._limits = limits
         self._key_of = key_of
-        self._rows: Iterator[Row] = iter(rows)
+        self._input_error: Exception | None = None
+        self._rows = self._until_error(rows)
         self._resend: deque[Chunk] = deque()
         self._order: deque[int] = deque()
         self._answers: dict[int, Answer] = {}
@@ -221,7 +223,7 @@ class Window:
     @property
     def is_over(self) -> bool:
         """Whether the answers of all rows have been returned."""
-        return not (self._has_unread or self._resend or self.held)
+        return not (self._has_unread or self._resend or self.held or self._input_error)
 
     @property
     def can_read(self) -> bool:
@@ -245,6 +247,8 @@ class Window:
 
     def next_chunks(self, is_late: Callable[[], bool] = lambda: False) -> Iterator[Chunk]:
         """Yield the chunks that may be sent now, until it is late to read more of the input."""
+        if self._input_error is not None and not self.held:
+            raise self._input_error
         while self._resend:
             yield self._resend.popleft()
         while self.can_read:
@@ -253,6 +257,12 @@ class Window:
             yield from self._cut(rows)
             if is_late():
                 return
+
+    def _until_error(self, rows: Iterable[Row]) -> Iterator[Row]:
+        try:
+            yield from rows
+        except Exception as error:  # noqa: BLE001 (whatever a caller's iterator raises)
+            self._input_error = error
 
     def _cut(self, rows: tuple[Row, ...]) -> Iterator[Chunk]:
         if self._key_of is None:

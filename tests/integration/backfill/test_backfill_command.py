@@ -334,6 +334,20 @@ def test_an_iterable_is_read_no_further_than_needed(app):
     assert len(read) <= 40 + 2 * 64
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+def test_input_that_raises_loses_no_answer(app, in_order):
+    """Its error comes behind the answers of what it gave before."""
+
+    def numbers():
+        yield from range(100)
+        raise OSError("the disk is gone")
+
+    answers = []
+    with pytest.raises(OSError, match="the disk is gone"):
+        answers.extend(app.double.backfill(numbers(), window=64, in_order=in_order))
+    assert [*range(100)] == sorted(each.item for each in answers)
+
+
 def test_an_answer_has_the_item_that_was_given(app):
     """As it was, in whatever order and however it was spread; only mappings are spread."""
     items = [{"id": "a", "left": "x", "right": "y"}, {"right": "y"}, ("x", "y")]
