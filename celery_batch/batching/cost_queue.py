@@ -9,7 +9,9 @@ Rule 2: among requests of the same urgency a batch is chosen by length (``length
 Rule 3: overtaken requests earn a guaranteed share of each batch, in whole batches, because
         requests of unlike lengths would pad each other: once they have earned one, it goes
         before the more urgent requests. What they get in the room of other batches is
-        subtracted. Requests earn nothing while no other is more urgent.
+        subtracted, if the one that has waited longest is among them: those that fit there would
+        keep one that does not from ever leaving. Requests earn nothing while no other is more
+        urgent.
 """
 
 from __future__ import annotations
@@ -128,14 +130,16 @@ class CostQueue(Generic[T]):
             return self.clear()
         if len(queue) == 1 and not overtaken:
             return self.clear()
-        self._earned = self._earned + share if overtaken else 0.0
-        leading = first
-        if self._earned >= 1 - _TOLERANCE:
-            leading = min(overtaken, key=lambda each: self._queues[each].oldest.arrived)
-        taken = self._queues[leading].take()
         if not overtaken:
+            self._earned = 0.0
+            taken = queue.take()
             self._forget_empty()
             return taken
+        self._earned += share
+        longest = min(overtaken, key=lambda each: self._queues[each].oldest.arrived)
+        oldest = self._queues[longest].oldest
+        leading = longest if self._earned >= 1 - _TOLERANCE else first
+        taken = self._queues[leading].take()
         load = Load(self._limits)
         for request in taken:
             load.offer(request)
@@ -145,9 +149,11 @@ class CostQueue(Generic[T]):
             if self._queues[urgency].may_divide and len(self._queues[urgency]):
                 break  # these would have been in the batch, if they were not cheaper apart
         self._forget_empty()
-        received = sum(request.rows for request in taken if request.urgency != first)
-        are_any_left = any(urgency != first for urgency in self._queues)
-        self._earned = max(self._earned - received / load.rows, 0.0) if are_any_left else 0.0
+        if any(request is oldest for request in taken):
+            received = sum(request.rows for request in taken if request.urgency != first)
+            self._earned = max(self._earned - received / load.rows, 0.0)
+        if not any(urgency != first for urgency in self._queues):
+            self._earned = 0.0
         taken.sort(key=lambda request: request.urgency)
         return taken
 

@@ -121,6 +121,7 @@ class PriorityQueue(Generic[T]):
         first, *overtaken = sorted(self._queues)
         overtaken.sort(key=lambda urgency: self._queues[urgency][0].arrived)
         self._earned_rows += share * size
+        oldest = self._queues[overtaken[0]][0]
         if self._earned_rows > size - _TOLERANCE:
             taken = self._pop_batch(overtaken[0], size)
             taken += self._fill(overtaken[1:], -_rows(taken) % size)
@@ -129,9 +130,11 @@ class PriorityQueue(Generic[T]):
             taken = self._fill(overtaken[:1], min(int(self._earned_rows + _TOLERANCE), beside))
             taken = taken or self._pop_batch(first, size)
         taken += self._fill(sorted(self._queues), -_rows(taken) % size)
-        received = _rows(request for request in taken if request.urgency != first)
-        are_any_left = any(urgency != first for urgency in self._queues)
-        self._earned_rows = max(self._earned_rows - received, 0.0) if are_any_left else 0.0
+        if any(request is oldest for request in taken):
+            received = _rows(request for request in taken if request.urgency != first)
+            self._earned_rows = max(self._earned_rows - received, 0.0)
+        if not any(urgency != first for urgency in self._queues):
+            self._earned_rows = 0.0
         if _rows(taken) <= size:
             taken.sort(key=lambda request: request.urgency)
         return taken

@@ -485,6 +485,21 @@ def test_overtaken_requests_get_their_share_in_whole_batches():
     assert [3, 7] == [n for n, batch in enumerate(left) if batch in ("z", "y")]
 
 
+@pytest.mark.parametrize("call_cost", [inf, 3.0])
+def test_short_overtaken_requests_do_not_starve_a_long_one(call_cost: float):
+    """Those that fit beside urgent ones have the share's rows, and it still gets its batch."""
+    queue = filled(("z", 5, 40.0), call_cost=call_cost)
+    left = []
+    for _ in range(8):
+        for letter in "abcdef":
+            queue.append(Request(letter, 200.0, 0, cost=10.0))
+        for letter in "12":
+            queue.append(Request(letter, 200.0, 5, cost=10.0))
+        left.append(names(queue, 0.25))
+
+    assert [n for n, batch in enumerate(left) if "z" in batch] == [3]
+
+
 def test_a_policy_that_changes_keeps_what_overtaken_requests_have_earned():
     """Else a target that changes the limits with each batch would hold them up for good."""
     queue: Batcher[str] = Batcher(padding_policy(rows=8, cost=80.0))

@@ -105,6 +105,19 @@ def test_overtaken_request_that_waits_longest_goes_first():
     assert ["aaa1", "aaa2", "aaa3"] == [take(queue, 4, 0.25) for _ in range(3)]
 
 
+def test_rows_beside_urgent_ones_are_no_share_of_one_that_waits_longer():
+    """Its share comes to a row although one of middling urgency fits beside each urgent batch."""
+    queue = waiting(("1", 9, 1))
+    left = []
+    for _ in range(4):
+        for urgency, letters in [(0, "aaa"), (3, "2")]:
+            for letter in letters:
+                queue.append(Request(letter, 99.0, urgency))
+        left.append(take(queue, 4, 0.125))
+
+    assert ["aaa2", "aaa1", "aaa2", "aaa2"] == left
+
+
 ARRIVALS = st.lists(
     st.tuples(st.integers(min_value=0, max_value=3), st.integers(min_value=1, max_value=9)),
     max_size=6,
