@@ -1,4 +1,10 @@
-"""Reads a pool process' jobs on its main thread or on a worker thread, and changes between them."""
+"""
+Which thread of a pool process reads its jobs: the main thread or the worker threads, in turn.
+
+The main thread reads, and runs what it reads, until it hands a job over to the worker threads, or
+another one comes beside a lone batch.  From then on worker threads read, until they read one that
+has the process to itself.  That one is the main thread's, which reads again when it has run it.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +17,17 @@ from typing import Any
 
 __all__ = ["JobReader"]
 
-#: What wakes the thread that waits at the pipe: nothing, any job, or one job only.
-_NO_JOB, _ANY_JOB = select.EPOLLONESHOT, select.EPOLLIN
-_ONE_JOB = _ANY_JOB | _NO_JOB
+#: What wakes the worker thread that waits at the pipe: nothing, or one job.
+_NO_JOB = select.EPOLLONESHOT
+_ONE_JOB = select.EPOLLIN | _NO_JOB
 
 
 class _Reads(Enum):
     """Who reads jobs."""
 
     MAIN = auto()
-    MAIN_FIRST = auto()  # until the next job comes: then worker threads
+    #: The main thread runs a lone batch: worker threads read if a job comes before its end.
+    FIRST_COMER = auto()
     THREADS = auto()
 
 
@@ -31,86 +38,56 @@ class JobReader:
         self._pipe = pipe
         #: Read a job on the main thread, while that reads; None if interrupted.
         self.receive = receive
-        self._first: Any = None
         self._reads = _Reads.MAIN
-        self._open = 0
+        #: Guards the end of `FIRST_COMER`; each other state is changed by those who read.
         self._lock = threading.Lock()
-        #: Wakes the thread that waits at the pipe when it has a first job, or all have finished.
-        self._wake_reader, self._wake_writer = os.pipe()
+        #: What the main thread has read for the worker threads, and what wakes them for it.
+        self._handed_over: Any = None
+        self._wake = os.eventfd(0)
         self._either = select.epoll()
+        self._either.register(self._wake, select.EPOLLIN)
         self._either.register(pipe, _NO_JOB)
-        self._either.register(self._wake_reader, select.EPOLLIN)
 
-    def switch_to_threads(self, job: Any) -> None:
-        """Have worker threads read from now on, first this job; called on the main thread."""
-        self._first = job
-        self._read_in_threads()
-        os.write(self._wake_writer, b"\0")
+    # These methods run on the main thread.
 
-    def _read_in_threads(self) -> None:
-        self._reads = _Reads.THREADS
-        self._either.modify(self._pipe, _ANY_JOB)
+    def hand_over(self, job: Any) -> None:
+        """Have worker threads read from now on, first this job."""
+        self._reads, self._handed_over = _Reads.THREADS, job
+        os.eventfd_write(self._wake, 1)
 
     def watch(self) -> None:
-        """Have worker threads read from the next job on; called on the main thread."""
-        self._reads = _Reads.MAIN_FIRST
+        """Have worker threads read from the next job on, if it comes before `unwatch`."""
+        self._reads = _Reads.FIRST_COMER
         self._either.modify(self._pipe, _ONE_JOB)  # which wakes no thread before there is a job
 
     def unwatch(self) -> bool:
-        """Return whether worker threads have begun to read since `watch`; they go on then."""
+        """Return whether worker threads have begun to read since `watch`."""
         with self._lock:
-            if self._reads is not _Reads.MAIN_FIRST:  # they may have stopped again, too
+            if self._reads is not _Reads.FIRST_COMER:  # they may have given it back, too
                 return True
             self._reads = _Reads.MAIN
             self._either.modify(self._pipe, _NO_JOB)
             return False
 
+    # These methods run on one worker thread at a time.
+
     def receive_in_thread(self) -> Any:
-        """Read a job on a worker thread; None if the main thread is to read again."""
-        self._await_turn()
-        job, self._first = self._first, None
-        while not job and self._has_more():
+        """Read a job as soon as it is the worker threads' turn."""
+        while self._reads is not _Reads.THREADS:
+            self._await_turn()
+        job, self._handed_over = self._handed_over, None
+        while not job:
             job = self.receive()
-        if not job:
-            self.switch_to_main()
         return job
 
-    def switch_to_main(self) -> None:
-        """Have the main thread read from now on; called on a worker thread."""
-        self._either.modify(self._pipe, _NO_JOB)
-        self._reads = _Reads.MAIN
-
     def _await_turn(self) -> None:
-        while self._reads is not _Reads.THREADS:
-            if not self._await_job():
-                continue
-            with self._lock:
-                if self._reads is _Reads.MAIN_FIRST:  # else the main thread was faster
-                    self._read_in_threads()
-
-    def _has_more(self) -> bool:
-        while not self._await_job():
-            if not self._open:
-                return False
-        return True
-
-    def _await_job(self) -> bool:
-        """Return at a job or when woken, and which of the two it is."""
-        ready = {descriptor for descriptor, _ in self._either.poll()}
-        if self._pipe in ready:
-            return True
-        os.read(self._wake_reader, 1)
-        return False
-
-    def begin(self) -> None:
-        """Count a job that a worker thread has read."""
+        for descriptor, _ in self._either.poll():
+            if descriptor == self._wake:
+                os.eventfd_read(self._wake)
         with self._lock:
-            self._open += 1
+            if self._reads is _Reads.FIRST_COMER:  # else the main thread was faster
+                self._reads = _Reads.THREADS
 
-    def end(self) -> None:
-        """Count the end of such a job."""
-        with self._lock:
-            self._open -= 1
-            is_last = not self._open
-        if is_last:
-            os.write(self._wake_writer, b"\0")
+    def give_back(self) -> None:
+        """Have the main thread read, when it has run what it gets next."""
+        self._reads = _Reads.MAIN

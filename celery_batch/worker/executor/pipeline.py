@@ -9,8 +9,8 @@ Rule 1: a lone batch is the main thread's from beginning to end, as in any pool:
         over and back would cost more than there is to do beside it.  The main thread
         therefore reads the pipe until a batch comes that has others behind it, or any job
         beside a lone batch, whose end more urgent ones must not wait for unread.  From then
-        on worker threads read, until they have nothing to read and nothing to finish, or have
-        read an ordinary task.
+        on worker threads read, until they have read an ordinary task, or a lone batch beside
+        which nothing is to finish.
 Rule 2: jobs run in the order in which they were read, except that a batch overtakes less
         urgent ones whose models have not begun.
 Rule 3: the pool gets the messages that it always gets: a batch is accepted when its model
@@ -254,17 +254,20 @@ class _WorkerThreads:
     def __init__(self, app: Any, worker: Any) -> None:
         self._app = app
         self._worker = worker
-        #: Jobs for the main thread, or the error that ends the process; None where worker
-        #: threads have stopped reading.
+        #: What worker threads have read: batches, and a job with which the main thread reads again;
+        #: or the error that ends the process.
         self._jobs = JobQueue()
         # The main thread's own.
         self._models = ModelThread()
+        #: Whether its next job comes from there, and not from the pipe.
         self._threads_read = False
         # Those of the thread that reads: the main thread or, under this lock, a worker thread.
         # Any thread ends the reading by a 0.
         self._reading = threading.Lock()
         self._reader = JobReader(job_pipe(worker), worker.wait_for_job)
         self._to_read: int | None = worker.maxtasks
+        #: The batches that worker threads have read and not finished.
+        self._open: set[OverlappedBatch] = set()
         self._writing = threading.Lock()
         #: Batches of which the pool could not be told.
         self._unreported = 0
@@ -288,18 +291,17 @@ class _WorkerThreads:
     def wait_for_job(self) -> Any:
         """Return the next job in billiard's form; for a batch, its model call."""
         close_django_connections(self._app)  # signals do so on worker threads only
-        job = self._jobs.get(self._models.release_last) if self._threads_read else None
-        self._threads_read = job is not None  # else this thread reads from now on
-        if job is None:
+        if not self._threads_read:
             return self._receive()
+        job = self._jobs.get(self._models.release_last)
         if isinstance(job, BaseException):
             raise job
         if isinstance(job, OverlappedBatch):
             job.limit = self._limit(job.soft_limit)
             return TASK, (*job.job, self._models.run, (job,), {})
+        self._threads_read = False
         self._models.await_finish(None)
-        signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
-        return job
+        return self._alone(job)
 
     def put(self, message: Any) -> None:
         """Send a message to the pool, except that a batch is done: its thread sends that."""
@@ -322,19 +324,22 @@ class _WorkerThreads:
         job = self._reader.receive()
         if not job:
             return job
-        number, index, _, arguments, options = job[1]
-        if not self._may_overlap(job):
-            signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
-        elif arguments[1].is_lone:
-            limit = self._limit(arguments[2])
-            job = TASK, (number, index, self._run_lone, (*arguments, limit), options)
-        else:
+        if not _is_lone(job) and self._may_overlap(job):
             self._threads_read = True
-            self._reader.switch_to_threads(job)
+            self._reader.hand_over(job)
             return None
         if self._to_read:
             self._to_read -= 1
-        return job
+        return self._alone(job)
+
+    def _alone(self, job: Any) -> Any:
+        """Return a job that has this process to itself, an ordinary task or a lone batch."""
+        number, index, _, arguments, options = job[1]
+        if not self._may_overlap(job):
+            signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
+            return job
+        limit = self._limit(arguments[2])
+        return TASK, (number, index, self._run_lone, (*arguments, limit), options)
 
     def _run_lone(self, *arguments: Any) -> Any:
         """Run a lone batch as `run_batch` does; worker threads read what comes meanwhile."""
@@ -374,18 +379,16 @@ class _WorkerThreads:
                     self._to_read = 0
                     self._jobs.put(error)
                     break
-                if job:
-                    if self._to_read:  # another thread may have ended the reading meanwhile
-                        self._to_read -= 1
-                    if self._may_overlap(job):
-                        number, index, _, arguments, _ = job[1]
-                        batch = OverlappedBatch((number, index), arguments)
-                        self._reader.begin()
-                        self._jobs.put(batch)
-                        return batch
-                    self._reader.switch_to_main()
-                    self._jobs.put(job)
-                self._jobs.put(None)
+                if self._to_read:  # another thread may have ended the reading meanwhile
+                    self._to_read -= 1
+                if self._may_overlap(job) and (self._open or not _is_lone(job)):
+                    number, index, _, arguments, _ = job[1]
+                    batch = OverlappedBatch((number, index), arguments)
+                    self._open.add(batch)
+                    self._jobs.put(batch)
+                    return batch
+                self._reader.give_back()
+                self._jobs.put(job)
         return None
 
     def _trace(self, batch: OverlappedBatch) -> None:
@@ -399,8 +402,8 @@ class _WorkerThreads:
             if not batch.has_raised:
                 self._end_process(batch, error)
         finally:
+            self._open.discard(batch)
             batch.finish()
-            self._reader.end()
 
     def _end_process(self, batch: OverlappedBatch, error: BaseException) -> None:
         """Report that a hook ends this process, as billiard would, and have it end."""
@@ -419,3 +422,9 @@ class _WorkerThreads:
         except Exception as error:  # noqa: BLE001 (as billiard: a pickling error is the job's)
             einfo = error_info(MaybeEncodingError(error, end))
             self.put((READY, (*batch.job, (False, einfo), *tail)))
+
+
+def _is_lone(job: Any) -> bool:
+    """Return whether a job is a batch beside which there is nothing to do."""
+    _, _, function, arguments, _ = job[1]
+    return function is run_batch and arguments[1].is_lone

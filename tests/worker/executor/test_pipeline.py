@@ -20,7 +20,6 @@ from celery import Celery, _state
 from celery.app.trace import build_tracer
 
 from celery_batch import BatchTask
-from celery_batch.processes.managed_process import wait_until
 from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor.executor import run_batch
 from celery_batch.worker.executor.job_reader import _Reads
@@ -121,7 +120,7 @@ def process(app: Celery) -> Iterator[Process]:
     process.write(EOFError())
     for thread in set(threading.enumerate()) - before:
         while thread.is_alive():
-            process.worker_threads._reader.switch_to_threads(None)
+            process.worker_threads._reader.hand_over(None)
             thread.join(0.1)
     process.inq._reader.close()
     process.writer.close()
@@ -276,7 +275,6 @@ def test_urgent_batch_goes_before_the_one_that_lies_ready(
 
     assert [1, 3, 2] == ran
     assert [(1, True), (2, True), (3, True)] == sorted(process.reported())
-    wait_until(process.why_threads_read, [], what="the end of reading", timeout=60)
 
 
 class Calling(BatchTask):
@@ -347,7 +345,6 @@ def test_lone_batch_is_the_main_threads(app: Celery, process: Process):
     for _ in range(2):
         process.run_next()
     process._ensure_messages_consumed(completed=2)
-    wait_until(process.why_threads_read, [], what="the end of reading", timeout=60)
     process.send(task, 3, is_lone=True)
     process.run_next()
 
@@ -422,4 +419,3 @@ def test_jobs_behind_an_ordinary_task_run_after_it(app: Celery, process: Process
 
     assert [1, 2, [1, 2], 4, 5] == ran
     assert [(3, True), (4, True), (5, True)] == sorted(process.reported())
-    wait_until(process.why_threads_read, [], what="the end of reading", timeout=60)
