@@ -166,9 +166,15 @@ def test_failed_request_cannot_be_given_up(streamer):
     assert (False, False) == (whole.cancel(), whole.cancelled())
 
 
-def test_timed_out_request_leaves_nothing(streamer):
+@pytest.fixture
+def gate(tmp_path):
+    """What an item names that waits until this file is there."""
+    return tmp_path / "gate"
+
+
+def test_timed_out_request_leaves_nothing(streamer, gate):
     """Who waits in vain is forgotten: its items never run, and later ones do."""
-    blocked = [streamer.submit([("sleep", 0.5)] * 4) for _ in range(3)]
+    blocked = [streamer.submit([("gate", str(gate))] * 4) for _ in range(3)]
     late = streamer.submit(["late"])
     with pytest.raises(TimeoutError, match=r"no answer within 0\.01 s; the request is pending"):
         late.result(0.01)
@@ -176,17 +182,19 @@ def test_timed_out_request_leaves_nothing(streamer):
     assert late.cancel()
     assert late.cancelled()
     assert late.done()
+    gate.touch()
     assert ["next"] == streamer.predict(["next"])
     assert [4, 4, 4] == [len(each.result()) for each in blocked]
     assert streamer._request_queue.answer_lock.given_up == 0
 
 
-def test_apredict_gives_up_in_time(streamer, monkeypatch):
+def test_apredict_gives_up_in_time(streamer, gate, monkeypatch):
     """A coroutine waits no longer than worker_timeout, and then gives its request up."""
-    blocked = [streamer.submit([("sleep", 0.3)] * 4) for _ in range(3)]
+    blocked = [streamer.submit([("gate", str(gate))] * 4) for _ in range(3)]
     monkeypatch.setattr(streamer, "worker_timeout", 0.05)
     with pytest.raises(TimeoutError):
         asyncio.run(streamer.apredict(["late"]))
+    gate.touch()
 
     assert [4, 4, 4] == [len(each.result()) for each in blocked]
 
@@ -210,7 +218,7 @@ class TestOnce:
     def test_clients_of_a_slow_model_share_its_batches(self, kind):
         """A client that came before 15 others and asks again with them is in their next batch."""
         with kind(count, 16) as streamer:
-            streamer._begin()._batcher.policy = BatchPolicy(16, 4.0, linger=0.3)
+            streamer._begin()._batcher.policy = BatchPolicy(16, 4.0, linger=1.0)
             first = streamer.submit([0])
             _wait_until_running(first)
             crowd = [streamer.submit([each]) for each in range(15)]
@@ -226,51 +234,50 @@ class TestOnce:
 
         assert [[15] * 15 + [16]] + [[16] * 16] * 3 == sizes
 
-    def test_full_queue_raises_at_once(self, kind):
+    def test_full_queue_raises_at_once(self, kind, gate):
         """With max_queue, what would wait behind too many is refused at once."""
         with kind(play, 1, max_queue=3) as streamer:
-            running = [streamer.submit([("sleep", 0.5)])]
-            while not running[-1].running():
-                time.sleep(0.01)
+            _wait_until_running(streamer.submit([("gate", str(gate))]))
             with pytest.raises(QueueFull, match="items wait and 4 more are too many for 3"):
                 streamer.submit([1, 2, 3, 4])
             waiting = [streamer.submit([each]) for each in range(3)]
             if kind is Streamer:  # one may lie ready behind the one that runs
-                while not waiting[0].running():
-                    time.sleep(0.01)
+                _wait_until_running(waiting[0])
                 waiting.append(streamer.submit([3]))
             with pytest.raises(QueueFull):
                 streamer.submit([4])
 
             assert waiting.pop().cancel()
             waiting.append(streamer.submit([9]))
+            gate.touch()
             assert [9] == [each.result() for each in waiting][-1]
 
-    def test_destroyed_streamer_says_so(self, kind):
+    def test_destroyed_streamer_says_so(self, kind, gate):
         """When workers end, what runs is finished, what waits fails, and no more is taken."""
         streamer = kind(play, 1)
-        running = streamer.submit([("sleep", 0.3)])
-        while not running.running():
-            time.sleep(0.01)
+        running = streamer.submit([("gate", str(gate))])
+        _wait_until_running(running)
         waiting = [streamer.submit([each]) for each in range(3)]
+        threading.Timer(0.3, gate.touch).start()
         streamer.destroy_workers()
 
-        assert [("sleep", 0.3)] == running.result()
+        assert [("gate", str(gate))] == running.result()
         with pytest.raises(StreamerClosed, match="make a new one"):
             waiting[-1].result()
         with pytest.raises(StreamerClosed):
             streamer.submit([1])
 
-    def test_cancelled_futures_are_done_when_the_streamer_ends(self, kind):
+    def test_cancelled_futures_are_done_when_the_streamer_ends(self, kind, gate):
         """A future that was cancelled in the queue is done for threads that wait for it."""
         streamer = kind(play, 1)
-        running = streamer.submit([("sleep", 0.3)])
+        running = streamer.submit([("gate", str(gate))])
         _wait_until_running(running)
         ready = streamer.submit([0])  # in a worker process it lies ready behind the first
         waiting = [streamer.submit([each]) for each in range(3)]
         assert waiting[0].cancel()
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             waiter = pool.submit(concurrent.futures.wait, waiting, 20)
+            threading.Timer(0.3, gate.touch).start()
             streamer.destroy_workers()
 
             assert (set(waiting), set()) == waiter.result()

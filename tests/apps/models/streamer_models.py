@@ -7,8 +7,10 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 from celery_batch.errors import ConfigurationError
+from celery_batch.processes.managed_process import wait_until
 from celery_batch.runtime.model import Model
 from celery_batch.streamer.model_adapters import ManagedModel
 
@@ -133,6 +135,8 @@ def _answer(item, batch):  # noqa: C901 (a word is a case)
             return len(batch)
         case ("sleep", seconds):
             time.sleep(seconds)
+        case ("gate", path):
+            wait_until(lambda: "" if Path(path).exists() else "shut", [], what=path, timeout=60)
         case ("env", name):
             return os.environ.get(name)
         case ("die once", path):
