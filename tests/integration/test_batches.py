@@ -59,22 +59,11 @@ def get_all(results: list[Any]) -> list[Any]:
 def test_requests_run_in_batches_and_none_is_left_waiting(setup: Setup, pool: tuple[str, ...]):
     """Of any arguments; a batch that raises fails those whose results it has not stored."""
     setup.worker(*pool)
-    first = [
-        setup.total.delay(1, 2),
-        setup.total.delay(n=3),
-        setup.total.delay(),
-        setup.total.delay(4),
-    ]
-    assert [10] * 4 == get_all(first)
+    calls = [((1, 2), None), ((), {"n": 3}), ((), None), ((4,), None)]
+    assert [10] * 4 == get_all(setup.total.apply_many(calls))
     lone = setup.total.delay(5)
     assert 5 == lone.get(timeout=SOON)
-    failing = [
-        setup.total.delay(1),
-        setup.total.delay(13),
-        setup.total.delay(2),
-        setup.total.delay(3),
-    ]
-    answers = get_all(failing)
+    answers = get_all(setup.total.delay_many([1, 13, 2, 3]))
 
     assert 19 == answers[0]
     assert ["no 13"] * 3 == [str(each) for each in answers[1:]]
@@ -85,8 +74,8 @@ def test_requests_run_in_batches_and_none_is_left_waiting(setup: Setup, pool: tu
 def test_signals_are_sent_once_a_batch(setup: Setup):
     """Received for each request; the others by the batch."""
     setup.worker("-c", "1")
-    get_all([setup.total.delay(n) for n in range(4)])
-    get_all([setup.total.delay(13) for _ in range(4)])
+    get_all(setup.total.delay_many(range(4)))
+    get_all(setup.total.delay_many([13] * 4))
     found = Counter()
     for kind in ("received", "prerun", "postrun", "success", "failure"):
         found[kind] = len(setup.recall(kind))
@@ -141,7 +130,7 @@ def test_what_other_threads_store_counts(setup: Setup):
 def test_messages_may_be_rejected_or_ignored(each_shared: SharedSetup, what: str):
     """No message comes again; since Celery 5.7 a rejected one has a failure."""
     worker = each_shared.worker
-    results = [each_shared.rejects.delay(what) for _ in range(4)]
+    results = each_shared.rejects.delay_many([what] * 4)
     eventually(lambda: each_shared.recall("rejects"), "a batch")
     eventually(lambda: not worker.status()["r.rejects"]["running"], "its end")
 
@@ -192,7 +181,7 @@ def test_callers_are_notified(each_shared: SharedSetup):
 
 def test_a_time_limit_fails_what_is_not_stored(each_shared: SharedSetup):
     """It interrupts the function, and what that has stored stays."""
-    answers = get_all([each_shared.slow.delay(n) for n in range(3)])
+    answers = get_all(each_shared.slow.delay_many(range(3)))
 
     assert "first" == answers[0]
     assert [SoftTimeLimitExceeded] * 2 == [type(each) for each in answers[1:]]
@@ -287,7 +276,7 @@ def test_a_chord_ends_with_marked_results(each_shared: SharedSetup):
 def test_messages_are_acknowledged_when_the_task_says(each_shared: SharedSetup, is_late: bool):  # noqa: FBT001
     """Before the batch runs unless `acks_late` is set; by the methods of a class of its own."""
     task = each_shared.watched_late if is_late else each_shared.watched
-    results = [task.delay(n) for n in range(4)]
+    results = task.delay_many(range(4))
     acknowledged = get_all(results)
 
     assert [[] if is_late else sorted(each.id for each in results)] * 4 == acknowledged
