@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -116,6 +117,18 @@ class SharedSetup:
         """Return when so many requests of a task wait in the worker for a batch."""
         waiting = lambda: number <= self.worker.status()[task].get("waiting", 0)  # noqa: E731
         eventually(waiting, f"{number} requests of {task} in line")
+
+    def send_later(self, task: Any) -> tuple[Any, dict[str, Any]]:
+        """Send a call whose argument is its countdown; return how it waits, long before its end."""
+        inspect = self.app.control.inspect([self.worker.name], timeout=60.0, limit=1)
+        for seconds in (2, 10, 50):  # on a busy machine the first may be over too soon
+            end = time.monotonic() + seconds / 4
+            result = task.apply_async((seconds,), countdown=seconds)
+            while (scheduled := inspect.scheduled()) and time.monotonic() < end:
+                for each in scheduled[self.worker.name]:
+                    if each["request"]["id"] == result.id:
+                        return result, each
+        raise AssertionError("no call was seen waiting for its time")
 
     def wait_for_nobody(self) -> None:
         """Return when the worker holds no request, not even a revoked one that waits its time."""

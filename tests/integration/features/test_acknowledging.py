@@ -102,9 +102,9 @@ def test_failed_items_are_rejected_where_the_task_says_so(shared: SharedSetup, u
 def _drain(shared: SharedSetup, queue: str) -> list[str]:
     with shared.app.connection_for_write() as connection:
         box = connection.SimpleQueue(queue)
-        ids = [message.headers["id"] for message in [box.get(timeout=10)]]
+        ids = [message.headers["id"] for message in [box.get(timeout=60)]]
         while box.qsize():
-            ids.append(box.get(timeout=10).headers["id"])
+            ids.append(box.get(timeout=60).headers["id"])
         box.clear()
         box.close()
     return ids

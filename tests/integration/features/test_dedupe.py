@@ -67,7 +67,7 @@ def test_a_revoked_item_is_left_out_and_the_others_run(shared: SharedSetup):
     first, *rest = shared.deduped.delay_many([1, 1, 1])
     shared.wait_for_buffered("f.deduped", 3)
     first.revoke()
-    shared.app.control.ping(timeout=SOON, limit=1)
+    shared.app.control.ping([shared.worker.name], timeout=SOON, limit=1)
     shared.open_gate(gate)
 
     assert [[1, "m"]] * 2 == shared.get(rest)

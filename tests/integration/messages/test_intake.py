@@ -36,22 +36,22 @@ def test_fast_worker_does_most(setup: Setup, bulk: bool):  # noqa: FBT001
 
     slow, fast = shares(setup)
 
-    assert slow < fast / 4
+    assert slow < fast / 2
 
 
 def test_busy_task_takes_no_more_than_its_share(setup: Setup):
     """A task's backlog fills neither the places of other tasks nor their queues' way in."""
-    naps = [setup.nap.delay(n) for n in range(60)]
+    naps = setup.nap.delay_many(range(400))  # more than run until the end of the test
     worker = setup.worker("-c", "1", "-Q", "celery,counter", TESTS_NAP_SECONDS="0.4")
     what = "a worker that holds what it can use"
     wait_until(
         lambda: "" if held(setup, worker) >= USEFUL - 4 else "too few",
         [worker.child],
         what=what,
-        timeout=20,
+        timeout=60,
     )
 
     assert held(setup, worker) <= USEFUL
-    assert 7 == setup.clerk.delay(7).get(timeout=20)[0]
+    assert 7 == setup.clerk.delay(7).get(timeout=60)[0]
     assert setup.memory().llen("celery") > 0
-    assert list(range(60)) == [nap.get(timeout=60) for nap in naps]
+    assert list(range(60)) == [nap.get(timeout=60) for nap in naps[:60]]

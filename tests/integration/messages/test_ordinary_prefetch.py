@@ -115,9 +115,9 @@ def test_urgent_batch_tasks_of_the_same_queue_are_fetched(setup: Setup):
 
 def test_tasks_with_an_eta_count_when_it_has_come(setup: Setup):
     """Until then a worker holds them beside the others; from then on in place of others."""
+    worker = setup.worker("-c", "2")
     later = [setup.doze.apply_async(countdown=LATER) for _ in range(15)]
     soon = [setup.doze.apply_async(countdown=6) for _ in range(MOST + 4)]
-    worker = setup.worker("-c", "2")
     wait_for(setup, worker, held=15 + MOST + 2, celery=0)  # two run
     dozes = [setup.doze.delay() for _ in range(5)]
     wait_for(setup, worker, held=15 + MOST + 2, celery=5)

@@ -183,11 +183,11 @@ def test_request_that_expires_behind_another_batch_is_left_out(worker: Worker):
     """What is left of a batch that was collated before is collated again."""
     results = worker.hold("expiry before")
     results += worker.send("occupied", [7, 7], predict=["expire go"])
-    late = worker.send("expiring", [1], options={"expires": 2.0})
+    late = worker.send("expiring", [1], options={"expires": 3.0})
     results += worker.send("expiring", [2])
     worker.let_go("expiry before")
     worker.wait_for("expiring collate done")
-    time.sleep(2.0)
+    time.sleep(3.0)
     go_on(worker.launcher.redis, "expire go")
 
     assert [2, 2, 14, 14, 4] == answers(results)
