@@ -88,13 +88,16 @@ def test_other_values_are_refused(value):
 
 
 def peak(call: Any) -> int:
-    """Return the most bytes that a call has taken at once."""
-    tracemalloc.start()
-    try:
-        call()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    """Return the most bytes that a call has taken at once, the least of some calls' most."""
+    peaks = []
+    for _ in range(5):  # what other threads take meanwhile is counted, too
+        tracemalloc.start()
+        try:
+            call()
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    return min(peaks)
 
 
 @pytest.mark.parametrize("array", [np.ones(10**6, "f4"), torch.ones(10**6)], ids=["numpy", "torch"])
