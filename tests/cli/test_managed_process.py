@@ -101,7 +101,7 @@ def has_said(child, word):
     "way", ["plainly", "from a thread", "beside a fork", "beside a careless program"]
 )
 def test_killed_parent_takes_all_along(tmp_path, way):
-    """SIGKILL of the parent ends its server, the server's child and the folder in a second."""
+    """SIGKILL of the parent ends its server, the server's child and the folder soon."""
     parent, pipe, folder = run_parent(tmp_path, way)
     others = []
     while (line := parent.stdout.readline()) and line != "started\n":
@@ -109,7 +109,7 @@ def test_killed_parent_takes_all_along(tmp_path, way):
     was_running = not all_holders_gone(pipe, 0)
     parent.kill()
     parent.wait()
-    gone = all_holders_gone(pipe, 1.5)
+    gone = all_holders_gone(pipe, 20)
     for other in others:
         os.kill(other, signal.SIGKILL)
     parent.stdout.close()
@@ -125,7 +125,7 @@ def test_parent_that_just_returns_takes_all_along(tmp_path):
     """A parent that ends without stopping its server leaves no process and no folder."""
     parent, pipe, folder = run_parent(tmp_path, "by returning")
     output, _ = parent.communicate(timeout=30)
-    gone = all_holders_gone(pipe, 1.5)
+    gone = all_holders_gone(pipe, 20)
     os.close(pipe)
 
     assert output == ""
@@ -141,7 +141,7 @@ def test_killed_reaper_takes_the_server_along(start):
     os.close(writing)
     wait_until(has_said(child, "up"), [child], what="server", timeout=30)
     os.kill(child._reaper.pid, signal.SIGKILL)
-    gone = all_holders_gone(reading, 5)
+    gone = all_holders_gone(reading, 20)
     os.close(reading)
 
     assert gone
@@ -154,7 +154,7 @@ def test_a_signal_to_the_reaper_ends_the_server(start):
     wait_until(has_said(child, "up"), [child], what="server", timeout=30)
     os.kill(child._reaper.pid, signal.SIGTERM)
 
-    assert child.wait(5)
+    assert child.wait(60)
     assert child.exit_code == 128 + signal.SIGTERM
 
 
@@ -199,7 +199,7 @@ def test_children_of_an_ended_server_are_ended(start):
     child = start("import os, time; os.fork() or time.sleep(600)", pass_fds=[writing])
     os.close(writing)
     ended = child.wait(60)
-    gone = all_holders_gone(reading, 1)
+    gone = all_holders_gone(reading, 20)
     os.close(reading)
 
     assert ended
@@ -215,7 +215,7 @@ def test_interrupted_stop_still_ends_the_server(start):
     threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
         child.stop(grace=600)
-    gone = all_holders_gone(reading, 3)
+    gone = all_holders_gone(reading, 20)
     os.close(reading)
 
     assert gone

@@ -512,7 +512,7 @@ def test_retries_end_at_the_deadline(make: Any, many: Any):
         task.delay_many([LARGE, LARGE]) if many else task.delay(LARGE)
 
     assert away.tries > 1
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 10.0
 
 
 def test_a_store_that_hangs(make: Any, client: redis.Redis):
@@ -525,7 +525,7 @@ def test_a_store_that_hangs(make: Any, client: redis.Redis):
     try:
         with pytest.raises(OperationalError), waiting_until(began + 0.3):
             task.delay(LARGE)
-        assert 0.2 < time.monotonic() - began < 2.0
+        assert 0.2 < time.monotonic() - began < 10.0
     finally:
         client.execute_command("CLIENT", "UNPAUSE")
 

@@ -291,7 +291,7 @@ def test_runs_on_several_threads_are_counted_each_by_itself():
 
     def predict(items: list[str]) -> list[str]:
         if len(items) > 1:
-            both_run.wait(timeout=10)
+            both_run.wait(timeout=60)
             raise ValueError(items)
         return items
 

@@ -34,7 +34,7 @@ def test_web_servers_with_streamers(server, tmp_path):
 
     def get(number):
         url = f"http://127.0.0.1:{port}/?s=a{number}&s=b{number}"
-        with browser.open(url, timeout=30) as page:
+        with browser.open(url, timeout=60) as page:
             return json.load(page)
 
     def silent():
@@ -46,7 +46,7 @@ def test_web_servers_with_streamers(server, tmp_path):
     command = [sys.executable, "-m", *SERVERS[server], place]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with ManagedProcess(command, tmp_path / "server.log", env=env) as child:
-        wait_until(silent, [child], what=server, timeout=30)
+        wait_until(silent, [child], what=server, timeout=60)
         with ThreadPoolExecutor(8) as threads:
             pages = list(threads.map(get, range(16)))
         pids = {pid for page in pages for pid in page["pids"]}
@@ -58,6 +58,6 @@ def test_web_servers_with_streamers(server, tmp_path):
         lambda: ", ".join(str(pid) for pid in pids if psutil.pid_exists(pid)),
         [],
         what="the end of the processes",
-        timeout=10,
+        timeout=60,
     )
     assert "Traceback" not in (tmp_path / "server.log").read_text()

@@ -288,7 +288,7 @@ def stop(broker: psutil.Process) -> None:
         ]
         return "" if set(states) == {"T"} else f"{states}"
 
-    wait_until(running, [], what="a stopped broker", timeout=10)
+    wait_until(running, [], what="a stopped broker", timeout=60)
 
 
 @pytest.mark.parametrize("at", [0, 1], ids=["at first", "in the midst"])

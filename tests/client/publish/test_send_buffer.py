@@ -285,7 +285,7 @@ def test_a_write_that_has_to_connect_holds_no_sender_beyond_its_deadline(failure
     with waiting_until(time.monotonic() + 10):
         send_buffer.send(messages("next"))
 
-    assert 0.2 <= took < 2.0
+    assert 0.2 <= took < 8.0
     assert ["late", "next"] == [text for piece in broker.pieces[-2:] for text in piece]
 
 

@@ -273,7 +273,7 @@ def test_a_backfill_that_is_ended_revokes_its_rows(setup, kill):
 
     assert 130 == process.wait(30)
     why = lambda: "" if not client.llen("celery") else "messages wait"  # noqa: E731
-    wait_until(why, [], what="queue", timeout=5)
+    wait_until(why, [], what="queue", timeout=60)
 
 
 def messages(client):
@@ -392,7 +392,7 @@ def test_answers_come_while_a_slow_input_is_read(app):
         first = next(answers)
 
     assert 0 == first.output
-    assert len(read) < 256
+    assert len(read) < 768
 
 
 def send(backfill, client, queue, count):
@@ -473,7 +473,7 @@ def test_a_worker_may_be_slower_than_patience(app):
     begun = time.monotonic()
     with Backfill(app.slow, source, limits) as backfill:
         found = []
-        while not backfill.is_over and time.monotonic() - begun < 20:
+        while not backfill.is_over and time.monotonic() - begun < 60:
             found += backfill.step(timeout=0.05)
 
     assert [2 * n for n in range(6)] == [each.output for each in found]

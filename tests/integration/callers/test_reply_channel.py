@@ -24,7 +24,7 @@ def listening(setup: Setup) -> Iterator[Any]:
     """Be subscribed to the client's channel."""
     with setup.memory() as client, client.pubsub() as subscription:
         subscription.subscribe(CHANNEL)
-        assert subscription.get_message(timeout=5)["type"] == "subscribe"
+        assert subscription.get_message(timeout=60)["type"] == "subscribe"
         yield subscription
 
 
@@ -78,10 +78,10 @@ def test_ends_that_no_process_lived_to_store_are_notified(setup: Setup):
         slow = ask(setup.sluggish, 20, time_limit=1.0)
         busy = ask(setup.sluggish, 3)
         unwanted = ask(setup.double, 1)
-        setup.app.control.revoke([unwanted], reply=True, timeout=10, destination=[worker.name])
+        setup.app.control.revoke([unwanted], reply=True, timeout=60, destination=[worker.name])
         running = ask(setup.sluggish, 2)
         setup.app.control.revoke(
-            [running], terminate=True, reply=True, timeout=10, destination=[worker.name]
+            [running], terminate=True, reply=True, timeout=60, destination=[worker.name]
         )
         late = ask(setup.double, 1, expires=datetime(2020, 1, 1, tzinfo=UTC))
         answers = replies_of(subscription, 6)

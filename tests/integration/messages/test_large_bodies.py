@@ -70,7 +70,7 @@ def test_large_bodies_that_are_malformed_are_refused_from_the_pool_process(each_
             each_setup.app.AsyncResult(message["headers"]["id"]).get(timeout=60)
     assert [2 * n for n in range(len(refused))] == [each.get(timeout=60) for each in answers]
     assert pid == worker.pid
-    assert len(refused) == worker.log.count("Refused a message")
+    eventually(lambda: worker.log.count("Refused a message") == len(refused), "all refusals")
     with each_setup.app.connection_for_read() as connection:
         letters = connection.SimpleQueue("dead")
         kept = [letters.get(timeout=30) for _ in refused]
@@ -97,7 +97,7 @@ def test_large_bodies_that_are_malformed_are_refused_on_any_pool(setup: Setup, p
     for message in refused:
         with pytest.raises(MessageRefused):
             setup.app.AsyncResult(message["headers"]["id"]).get(timeout=60)
-    assert len(refused) == worker.log.count("Refused a message")
+    eventually(lambda: worker.log.count("Refused a message") == len(refused), "all refusals")
     with setup.memory() as client:
         eventually(lambda: not client.hlen("unacked"), "nothing unacknowledged")
 

@@ -43,5 +43,5 @@ def test_no_queue_starves_behind_a_long_one(setup: Setup):
     for result in long:
         result.get(timeout=60)
     wait_until(
-        lambda: str(setup.memory().hlen("unacked") or ""), [worker.child], what="", timeout=9
+        lambda: str(setup.memory().hlen("unacked") or ""), [worker.child], what="", timeout=60
     )

@@ -155,13 +155,13 @@ def test_losses_are_counted_for_what_ran(setup: Setup):
         lambda: "" if b"1" in client.hvals(b"unacked_held." + owner) else "not marked",
         [killed.child],
         what="the mark",
-        timeout=10,
+        timeout=60,
     )
     client.close()
     kill(killed)
     setup.worker("-c", "1", "-Q", "elsewhere")
     wait_until(
-        lambda: "" if len(queued(setup)) == 10 else "not back", [], what="rescue", timeout=20
+        lambda: "" if len(queued(setup)) == 10 else "not back", [], what="rescue", timeout=60
     )
     losses = Counter(header.get("batch_losses", 0) for header in queued(setup))
     (ran,) = (len(fact["items"]) for fact in setup.recall("nap"))

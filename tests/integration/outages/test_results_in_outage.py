@@ -42,9 +42,9 @@ def test_item_that_failed_before_the_model_is_told_after_an_outage(
                 # stored between.
                 answer = setup.app.AsyncResult(last.id)
                 wait_until(lambda: "" if answer.ready() else "not yet", [], what="end", timeout=60)
-                assert "last" == answer.get(timeout=10)
+                assert "last" == answer.get(timeout=60)
                 with pytest.raises(TypeError):
-                    setup.app.AsyncResult(wrong.id).get(timeout=10)
+                    setup.app.AsyncResult(wrong.id).get(timeout=60)
                 assert 1 == len(recall("called"))
             finally:
                 setup.close()

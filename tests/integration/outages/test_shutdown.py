@@ -122,7 +122,7 @@ def test_what_waits_on_redis_is_back_in_order_while_a_batch_still_runs(setup: Se
     assert list(range(8, 13)) == [result.get(timeout=60) for result in waiting]
     assert not any(result.ready() for result in given[4:])
     assert 0 == first.stop(grace=60)
-    assert list(range(8)) == [result.get(timeout=10) for result in given]
+    assert list(range(8)) == [result.get(timeout=60) for result in given]
     assert {1} == set(Counter(n for fact in setup.recall("nap") for n in fact["items"]).values())
 
 

@@ -144,7 +144,7 @@ def _asked(serving, command):
     """Return how many requests wait in the worker, or which are revoked."""
     config = ServeConfig.from_json((serving.run / "serve.json").read_text())
     with make_app(config) as app:
-        (reply,) = app.control.broadcast(command, reply=True, timeout=5, limit=1)
+        (reply,) = app.control.broadcast(command, reply=True, timeout=60, limit=1)
         # The next test may kill Redis, and kombu keeps connections for apps with the same URL.
         broker = app.connection_for_write()
         for group in (pools.producers, pools.connections):

@@ -108,10 +108,10 @@ def check_results(app: Celery) -> None:
     items = ["a", "bad", 3, "flaky", {"deep": [1]}]
     results = [app.send_task("kept.echo", (item,)) for item in items]
     with pytest.raises(ValueError, match="a bad item"):
-        results[1].get(timeout=15)
+        results[1].get(timeout=60)
 
     assert ["a", 3, "flaky", {"deep": [1]}] == [
-        results[n].get(timeout=15, interval=0.05) for n in (0, 2, 3, 4)
+        results[n].get(timeout=60, interval=0.05) for n in (0, 2, 3, 4)
     ]
     assert ["SUCCESS", "FAILURE", "SUCCESS", "SUCCESS", "SUCCESS"] == [
         result.state for result in results
@@ -178,9 +178,9 @@ def test_chord_counts_its_items(kept: dict[str, Celery], name: str):
     fine = chord(echo, app=app)(total)
     broken = chord([*echo, app.signature("kept.echo", ("bad",))], app=app)(total)
 
-    assert 10 == fine.get(timeout=15, interval=0.05)
+    assert 10 == fine.get(timeout=60, interval=0.05)
     with pytest.raises(Exception, match="a bad item"):
-        broken.get(timeout=15, interval=0.05)
+        broken.get(timeout=60, interval=0.05)
 
 
 @pytest.mark.parametrize("name", ["rpc", "disabled"])

@@ -141,5 +141,5 @@ def test_content_that_is_not_accepted_is_refused_alone(
         lambda: f"{held} unacknowledged" if (held := launcher.redis.hlen("unacked")) else "",
         [workers["json"]],
         what="acknowledgements",
-        timeout=10,
+        timeout=60,
     )

@@ -64,7 +64,7 @@ def _send(server, text):
 def _receive(server):
     with Connection(server.url) as connection:
         queue = connection.SimpleQueue("durable")
-        message = queue.get(timeout=10)
+        message = queue.get(timeout=60)
         message.ack()
         queue.close()
         return message.payload

@@ -148,7 +148,7 @@ def _outcome(
     caplog.clear()
     with client.pubsub() as subscription, caplog.at_level(logging.INFO):
         subscription.psubscribe("*")
-        subscription.get_message(timeout=5)
+        subscription.get_message(timeout=60)
         settled = run_batch(task.name, payload).results
         published = []
         while message := subscription.get_message(timeout=0.1):
@@ -279,7 +279,7 @@ def test_batch_of_all_kinds_is_answered_in_order(
     assert [0, 1, 1, 0, 0, 1] == [failed for failed, _, _ in end.results]
     assert ["'a'", "'b'", "'c'"] == [shown for failed, shown, _ in end.results if not failed]
     assert ["id0", "id3"] == short
-    assert ["a", "b", "c"] == [app.AsyncResult(f"id{n}").get(timeout=1) for n in (0, 3, 4)]
+    assert ["a", "b", "c"] == [app.AsyncResult(f"id{n}").get(timeout=60) for n in (0, 3, 4)]
 
 
 def test_model_runs_in_the_name_of_the_last_item(make_app: Callable[..., Celery]):

@@ -105,7 +105,7 @@ def listen(client: redis.Redis, *channels: str) -> Any:
     subscription = client.pubsub()
     subscription.subscribe(*channels)
     for _ in channels:
-        assert subscription.get_message(timeout=5)["type"] == "subscribe"
+        assert subscription.get_message(timeout=60)["type"] == "subscribe"
     return subscription
 
 

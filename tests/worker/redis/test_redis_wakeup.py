@@ -47,7 +47,7 @@ class Loop:
 
     def run_next(self) -> None:
         """Run the next callback, once there is one."""
-        self._soon.get(timeout=5)()
+        self._soon.get(timeout=60)()
 
     def wait(self, *keys: str) -> None:
         """Wait for messages in lists, and return when a connection is ready."""
