@@ -30,7 +30,6 @@ html_theme_options = {
     "source_directory": "docs/",
 }
 myst_heading_anchors = 4
-autodoc_class_signature = "separated"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # docstrings name types where they are not plain
 # Of this machine, made up, and to files of this repository, which a test looks for.
@@ -59,6 +58,14 @@ def _link_to_repository(_app: Any, page: str, source: list[str]) -> None:
     source[0] = _LINK.sub(target, source[0])
 
 
+def _without_any_arguments(
+    _app: Any, _kind: str, _name: str, _object: Any, _options: Any, signature: str, returns: str
+) -> tuple[str, str]:
+    """Leave out a signature that says nothing, as of most exceptions."""
+    return ("" if signature == "(*args, **kwargs)" else signature), returns
+
+
 def setup(app: Any) -> None:
     """Connect what Sphinx calls."""
     app.connect("source-read", _link_to_repository)
+    app.connect("autodoc-process-signature", _without_any_arguments)

@@ -58,7 +58,7 @@ def broker(facts: Facts) -> Iterator[Finding]:
         )
     elif server.kind not in ("redis", "amqp"):
         yield warning(
-            f"The broker is {server.kind}, on which celery_batch is not tested.",
+            f"The broker is {server.kind}: messages are sent and fetched one by one.",
             "Use Redis or RabbitMQ.",
         )
     elif server.redis and (found := list(_of_redis(server, server.redis, bulk=facts.bulk))):

@@ -48,7 +48,7 @@ class Streamer(BaseStreamer):
             ``worker_timeout`` seconds.
         mp_start_method: How processes are started: spawn, forkserver or fork.
         worker_timeout: Most seconds that `predict`, and ``result()`` of a future, wait.
-        options: See `celery_batch.streamer.base.StreamerOptions`.
+        options: `max_queue`, `max_batch_cost`, `cost`, `padded`, `sort_window` and `batch_by`.
 
     Raises:
         ConfigurationError: An argument is wrong.

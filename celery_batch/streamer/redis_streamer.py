@@ -132,8 +132,7 @@ class RedisStreamer:
     Every item becomes a task of its own, and those of a request are written at once.
 
     Args:
-        redis_broker: ``"host:port"`` or a broker URL of Celery's, see
-            `celery_batch.streamer.redis_app.connection_settings`.
+        redis_broker: ``"host:port"`` or a broker URL of Celery's.
         prefix: Which model: each prefix is a queue of its own.
         worker_timeout: Seconds after which `predict`, and a future's ``result()`` without a
             timeout, give up; None for never.

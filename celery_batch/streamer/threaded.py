@@ -29,7 +29,7 @@ class ThreadedStreamer(BaseStreamer):
         max_latency: Most seconds an item waits for others while the thread is idle;
             after 2 ms without another item it leaves at once.
         worker_timeout: Most seconds that `predict`, and ``result()`` of a future, wait.
-        options: See `celery_batch.streamer.base.StreamerOptions`.
+        options: `max_queue`, `max_batch_cost`, `cost`, `padded`, `sort_window` and `batch_by`.
 
     Raises:
         ConfigurationError: An argument is wrong.

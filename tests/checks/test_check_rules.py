@@ -350,7 +350,7 @@ WRONG = [
         "problem",
         "refused",
     ),
-    (broker_checks.broker, broker("sqs"), "warning", "not tested"),
+    (broker_checks.broker, broker("sqs"), "warning", "one by one"),
     (broker_checks.broker, broker(redis_version="5.0.7"), "warning", "5.0.7 knows no BLMOVE"),
     (broker_checks.broker, broker(role="slave", slave_read_only=1), "problem", "read-only replica"),
     (broker_checks.broker, broker(scripts=False), "warning", "may not run scripts"),
