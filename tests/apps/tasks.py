@@ -401,7 +401,11 @@ def once(x):
 
 @app.task(base=BatchTask, name="shop.nap", max_batch_size=4, max_wait=0.2, linger=0.02)
 def nap(x):
-    """Take longer over each batch than a short visibility timeout."""
+    """Take longer over each batch than a short visibility timeout, or until it is told to wake."""
     remember("nap", items=x)
-    time.sleep(float(os.environ.get("TESTS_NAP_SECONDS", "1.3")))
+    seconds = os.environ.get("TESTS_NAP_SECONDS", "1.3")
+    if seconds == "until woken":
+        wait_until(lambda: "" if recall("wake") else "asleep", [], what="call", timeout=120)
+    else:
+        time.sleep(float(seconds))
     return x

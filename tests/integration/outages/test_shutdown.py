@@ -11,6 +11,7 @@ import pytest
 from kombu import Exchange, Queue
 
 from celery_batch.processes.managed_process import wait_until
+from tests.apps.memory import remember
 from tests.conftest import Setup
 from tests.services.servers.rabbitmq import RabbitMQServer
 
@@ -82,7 +83,7 @@ def test_what_waits_is_returned_while_a_batch_still_runs(rabbit_setup: Setup, ki
     queue = Queue(f"at-once-{kind}", queue_arguments={"x-queue-type": kind})
     conf = {"task_create_missing_queue_type": kind}
     options = ("-c", "1", "-Q", queue.name)
-    worker = rabbit_setup.worker(*options, conf=conf, TESTS_NAP_SECONDS="10")
+    worker = rabbit_setup.worker(*options, conf=conf, TESTS_NAP_SECONDS="until woken")
     results = rabbit_setup.nap.apply_many([((n,), None) for n in range(12)], queue=queue)
     wait_until(lambda: "" if rabbit_setup.recall("nap") else "none", [], what="a batch", timeout=60)
     os.kill(worker.pid, signal.SIGTERM)
@@ -93,15 +94,16 @@ def test_what_waits_is_returned_while_a_batch_still_runs(rabbit_setup: Setup, ki
             ready = channel.queue_declare(queue.name, passive=True).message_count
             return "" if ready >= 4 else f"{ready} messages are back"
 
-        wait_until(why_not_ready, [worker.child], what="the queue", timeout=8)
+        wait_until(why_not_ready, [worker.child], what="the queue", timeout=60)
 
     assert not any(result.ready() for result in results)
+    remember("wake")
     assert 0 == worker.stop(grace=60)
 
 
 def test_what_waits_on_redis_is_back_in_order_while_a_batch_still_runs(setup: Setup):
     """SIGTERM: others run it meanwhile, as what was sent first and has never been delivered."""
-    first = setup.worker("-c", "1", TESTS_NAP_SECONDS="10")
+    first = setup.worker("-c", "1", TESTS_NAP_SECONDS="until woken")
     results = setup.nap.delay_many(range(12))
     wait_until(lambda: "" if setup.recall("nap") else "none", [], what="a batch", timeout=60)
     results.append(setup.nap.delay(12))
@@ -113,14 +115,15 @@ def test_what_waits_on_redis_is_back_in_order_while_a_batch_still_runs(setup: Se
             queued = client.llen("celery")
             return "" if queued == len(waiting) else f"{queued} messages are back"
 
-        wait_until(why_not_back, [first.child], what="the queue", timeout=8)
+        wait_until(why_not_back, [first.child], what="the queue", timeout=60)
         messages = [json.loads(each) for each in reversed(client.lrange("celery", 0, -1))]
     setup.worker("-c", "1", TESTS_NAP_SECONDS="0")
 
     assert [each.id for each in waiting] == [message["headers"]["id"] for message in messages]
     assert not any("redelivered" in message["headers"] for message in messages)
     assert list(range(8, 13)) == [result.get(timeout=60) for result in waiting]
-    assert not any(result.ready() for result in given[4:])
+    assert not any(result.ready() for result in given)
+    remember("wake")
     assert 0 == first.stop(grace=60)
     assert list(range(8)) == [result.get(timeout=60) for result in given]
     assert {1} == set(Counter(n for fact in setup.recall("nap") for n in fact["items"]).values())
