@@ -206,15 +206,20 @@ def test_children_of_an_ended_server_are_ended(start):
     assert gone
 
 
+def interrupted_stop(child):
+    """Stop a server, and interrupt this process meanwhile."""
+    threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+    child.stop(grace=600)
+
+
 def test_interrupted_stop_still_ends_the_server(start):
     """A second Ctrl-C, during `stop`, cuts the grace short and leaves nothing behind."""
     reading, writing = os.pipe()
     child = start(STUBBORN, pass_fds=[writing])
     os.close(writing)
     wait_until(has_said(child, "up\nup"), [child], what="server", timeout=30)
-    threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
-        child.stop(grace=600)
+        interrupted_stop(child)
     gone = all_holders_gone(reading, 20)
     os.close(reading)
 

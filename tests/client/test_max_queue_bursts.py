@@ -20,7 +20,7 @@ def test_a_burst_after_a_quiet_time_is_held_to_the_limit(sender: Callable[..., S
     task = limited(here)
     for _ in range(3):
         until_asleep(here)
-        assert 10 == burst(task, 40)
+        assert 10 == bursts(task, 40, 10)
         assert 10 == count(here)
         here.taken()
 
@@ -29,7 +29,7 @@ def test_a_queue_is_measured_until_it_is_empty(sender: Callable[..., Sender]) ->
     """A call after a quiet time is not refused for what has left in the meantime."""
     here = sender()
     task = limited(here)
-    assert 10 == burst(task, 20)
+    assert 10 == bursts(task, 20, 10)
     known(task, 10)
     here.taken()
     until_asleep(here)
@@ -41,6 +41,16 @@ def until_asleep(here: Sender) -> None:
     """Wait until the last call is so long ago that the queue is not measured any more."""
     poller = DepthPoller.of(here.app)
     wait_until(lambda: "" if poller._is_asleep else "it measures", [], what="quiet", timeout=60)
+
+
+def bursts(task: Any, calls: int, enough: int) -> int:
+    """Call until enough are admitted, or more; return how many were."""
+    admitted = 0
+    for _ in range(10):  # on a busy machine none of the first may be
+        admitted += burst(task, calls)
+        if admitted >= enough:
+            break
+    return admitted
 
 
 def burst(task: Any, calls: int) -> int:

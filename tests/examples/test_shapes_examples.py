@@ -80,6 +80,7 @@ def graphs_compiled() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.timeout(400)
 def test_texts_meet_no_shape_that_is_not_compiled():
     """After the warm-up torch compiles nothing more, whatever texts come."""
     torch._dynamo.reset()
@@ -149,6 +150,7 @@ def test_pictures_meet_no_size_that_is_not_recorded():
     assert (answers[0], ValueError) == (broken[0], type(broken[1]))
 
 
+@pytest.mark.timeout(400)
 def test_the_programs_print_what_workers_answer(tmp_path):
     """They take texts and pictures from the command line."""
     (tmp_path / "red.png").write_bytes(picture("red"))

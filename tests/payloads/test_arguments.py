@@ -20,6 +20,7 @@ import redis
 import torch
 from celery import Celery, chord, group
 from celery.worker.request import Request
+from kombu import pools
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch import BatchTask, MessageTooLarge, PartlySent, QueueFull
@@ -30,6 +31,7 @@ from celery_batch.payloads.app_payloads import AppPayloads, seconds_until
 from celery_batch.payloads.store import StoreAway, StoreError
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.protocol import READS_PAYLOADS
+from tests.services.backends import close_backend
 
 LARGE = np.ones(20_000, "f4")
 
@@ -63,7 +65,9 @@ def make(redis_server: RedisServer, client: redis.Redis) -> Iterator[Any]:
     assert client.ping()
     yield made
     for app in apps:
+        close_backend(app)
         app.close()
+    pools.reset()
 
 
 def stored(client: redis.Redis) -> dict[str, int]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
+import psutil
 from celery import _state
 from kombu import pools
 
@@ -82,7 +81,8 @@ class SharedSetup:
     def ask_to_stop(self) -> None:
         """Have the shared worker begin to end; `close` waits for it."""
         if self._worker is not None and self._worker.child.exit_code is None:
-            os.kill(self._worker.pid, signal.SIGTERM)
+            with suppress(ValueError, psutil.NoSuchProcess):  # it has ended just now
+                psutil.Process(self._worker.pid).terminate()
 
     def unique(self, prefix: str) -> str:
         """Return a name that no other test has used."""

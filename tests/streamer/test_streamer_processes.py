@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import suppress
 
 import numpy as np
 import psutil
@@ -51,8 +52,11 @@ def run(code, **options):
 
 def gone(pids):
     """Say which of these processes are not gone."""
-    left = [pid for pid in pids if psutil.pid_exists(pid)]
-    alive = [pid for pid in left if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    alive = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                alive.append(pid)
     return f"{alive} live" if alive else ""
 
 
@@ -170,7 +174,7 @@ def test_a_request_that_waited_long_is_run_again_all_the_same(tmp_path):
         assert [once] == streamer.submit([once]).result(60)
 
 
-def test_what_runs_is_finished_while_the_next_is_packed():
+def test_what_runs_is_finished_while_the_next_is_packed(tmp_path):
     """Workers that end between two batches finish the first, and the second fails."""
 
     class Late:
@@ -181,16 +185,18 @@ def test_what_runs_is_finished_while_the_next_is_packed():
             )
             return (int, ())
 
+    gate = tmp_path / "gate"
     streamer = Streamer(play, 1)
-    running = streamer.submit([("sleep", 1)])
+    running = streamer.submit([("gate", str(gate))])
     wait_until(
         lambda: "" if running.running() else "pending", [], what="the first batch", timeout=20
     )
     late = streamer.submit([Late()])
     wait_until(lambda: "" if late.running() else "pending", [], what="the second batch", timeout=60)
+    threading.Timer(0.3, gate.touch).start()
     streamer.destroy_workers()
 
-    assert [("sleep", 1)] == running.result(0)
+    assert [("gate", str(gate))] == running.result(0)
     with pytest.raises(StreamerClosed):
         late.result(5)
 

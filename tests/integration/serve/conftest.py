@@ -134,6 +134,14 @@ class Serving:
         self._clients.shutdown(cancel_futures=True)
 
 
+def _runs(process: psutil.Process) -> str:
+    """Describe a process that has not ended; one that has may not have been waited for yet."""
+    try:
+        return "" if process.status() == psutil.STATUS_ZOMBIE else str(process)
+    except psutil.NoSuchProcess:
+        return ""
+
+
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Callable[..., Serving]]:
     """Start one with a configuration of its own, or none, and further options."""
@@ -170,6 +178,6 @@ Env:
     yield serving
     family = serving.family()
     serving.close()
-    assert [] == [process for process in family if process.is_running()]
+    wait_until(lambda: ", ".join(filter(None, map(_runs, family))), [], what="the end", timeout=60)
     assert re.search("Everything has stopped", serving.said)
     assert not serving.run.exists()

@@ -22,7 +22,7 @@ from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor.executor import run_batch
 from celery_batch.worker.executor.thread_pipeline import overlap_in
 
-SOON = 10.0
+SOON = 60.0
 
 
 class Held(BatchTask):
