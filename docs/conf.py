@@ -30,6 +30,7 @@ html_theme_options = {
     "source_directory": "docs/",
 }
 myst_heading_anchors = 4
+smartquotes_action = "qe"  # no dash for the two hyphens of an option
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # docstrings name types where they are not plain
 # Of this machine, made up, and to files of this repository, which a test looks for.
