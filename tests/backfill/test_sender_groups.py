@@ -12,6 +12,7 @@ from celery_batch.backfill import sender as senders
 from celery_batch.backfill.engine import Backfill
 from celery_batch.backfill.window import Chunk, Limits, Row
 from celery_batch.client.publish.send_many import PartlySent
+from celery_batch.client.results.pending import SentBy
 from celery_batch.errors import QueueFull
 
 
@@ -216,7 +217,7 @@ def test_results_are_deleted_with_one_command(monkeypatch):
     monkeypatch.setattr(RedisBackend, "remove_pending_result", lambda *_: None)
     results = [double.AsyncResult(task_id) for task_id in "abc"]
     for result in results[:2]:
-        result.pending_result.is_ours, result.pending_result.value = True, b"{}"
+        result.pending_result.sent_by, result.pending_result.value = SentBy.THIS, b"{}"
 
     double._forget_many(results)
 

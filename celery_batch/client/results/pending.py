@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from enum import Enum, auto
 from itertools import islice, takewhile
 from typing import Any
 from weakref import WeakValueDictionary
@@ -36,6 +37,7 @@ __all__ = [
     "PendingResult",
     "PendingResults",
     "PollSchedule",
+    "SentBy",
     "is_in_callback",
 ]
 
@@ -79,6 +81,17 @@ def is_in_callback() -> bool:
     return getattr(_local, "is_in_callback", False)
 
 
+class SentBy(Enum):
+    """Which process has sent a task: workers notify that one alone of its end."""
+
+    THIS = auto()
+    #: The one that this process was forked from: here its result is polled for.
+    PARENT = auto()
+
+
+_THIS = SentBy.THIS  # in a tenth of the time
+
+
 class PendingResult:
     """What this process knows of one task's result."""
 
@@ -87,11 +100,10 @@ class PendingResult:
         "callbacks",
         "checked_at",
         "facts",
-        "is_notified",
-        "is_ours",
         "latest",
         "passive_callbacks",
         "registry",
+        "sent_by",
         "state_callbacks",
         "task_id",
         "value",
@@ -100,10 +112,8 @@ class PendingResult:
     def __init__(self, registry: PendingResults, task_id: str) -> None:
         self.registry = registry
         self.task_id = task_id
-        #: Whether this process, or the one it was forked from, has sent the task.
-        self.is_ours = False
-        #: Whether the message names our reply channel.
-        self.is_notified = False
+        #: None for a task of others, whose result Celery receives.
+        self.sent_by: SentBy | None = None
         #: When the task was sent or its result was last polled.
         self.checked_at = 0.0
         #: The stored value, still encoded, or `TOO_LARGE`; None until the task has ended.
@@ -127,7 +137,7 @@ class PendingResult:
     @property
     def poll_interval(self) -> float:
         """Seconds between two polls while it is awaited."""
-        if self.callbacks and not self.is_notified:
+        if self.callbacks and self.sent_by is not _THIS:
             return POLL_UNNOTIFIED
         return POLL_FOLLOWED if self.state_callbacks else POLL_NOTIFIED
 
@@ -214,7 +224,7 @@ class PendingResults(PerProcess):
     def expect_new(self, task_id: str) -> PendingResult:
         """Return the pending result of a message that is about to be sent, with a new id."""
         pending = PendingResult(self, task_id)
-        pending.is_ours = pending.is_notified = True
+        pending.sent_by = _THIS
         pending.checked_at = time.monotonic()
         with self._lock:
             self._known[task_id] = pending
@@ -224,7 +234,7 @@ class PendingResults(PerProcess):
         """Return the pending result of a message that is about to be sent, perhaps once more."""
         if pending.value is not None:  # of an earlier run
             return self.expect_new(pending.task_id)
-        pending.is_ours = pending.is_notified = True
+        pending.sent_by = _THIS
         pending.checked_at = time.monotonic()
         return pending
 
@@ -238,7 +248,7 @@ class PendingResults(PerProcess):
 
     def add_callback(self, pending: PendingResult, callback: Callback) -> bool:
         """Have a function called with the end, unless it is there: then return False."""
-        is_urgent = not pending.is_notified or self.is_stale(pending)
+        is_urgent = pending.sent_by is not _THIS or self.is_stale(pending)
         with self._lock:
             self._remove_all()
             if pending.value is not None:

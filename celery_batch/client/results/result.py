@@ -29,6 +29,7 @@ from celery_batch.client.results.pending import (
     Callback,
     PendingResult,
     PendingResults,
+    SentBy,
     is_in_callback,
 )
 from celery_batch.client.results.states import StateIterator
@@ -129,7 +130,8 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         if pending.registry.is_of_parent:  # its lock may be held for ever
             registry = PendingResults.of(self.app)
             self._pending = registry.get(self.id)
-            self._pending.is_ours |= pending.is_ours
+            if pending.sent_by is not None and self._pending.sent_by is None:
+                self._pending.sent_by = SentBy.PARENT
             if pending.value is not None:
                 registry.deliver([(self.id, pending.value)])
                 self._pending.facts = pending.facts
@@ -186,7 +188,7 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
     @property
     def is_received(self) -> bool:
         """Whether the app's listener receives it, rather than Celery's own machinery."""
-        return self.pending_result.is_ours and not self._waits_as_celery_does
+        return self.pending_result.sent_by is not None and not self._waits_as_celery_does
 
     def maybe_throw(self, propagate: bool = True, callback: Any = None) -> Any:  # noqa: FBT001, FBT002
         """

@@ -14,7 +14,7 @@ from celery import states
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult, GroupResult, ResultSet
 
-from celery_batch.client.results.pending import PendingResults
+from celery_batch.client.results.pending import PendingResults, SentBy
 from celery_batch.client.results.result import BatchGroup, BatchResult, adopt_groups
 from celery_batch.processes.managed_process import wait_until
 from tests.services.fake_worker import FakeWorker
@@ -42,7 +42,7 @@ def members(background: FakeWorker, kind: str) -> list[Any]:
 
 def end(background: FakeWorker, result: Any, value: Any) -> None:
     """End a task, told or not."""
-    if isinstance(result, BatchResult) and result.pending_result.is_notified:
+    if isinstance(result, BatchResult) and result.pending_result.sent_by is SentBy.THIS:
         background.answer(result, value)
     else:
         background.store(result, value)
