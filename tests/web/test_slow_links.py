@@ -75,7 +75,7 @@ def test_a_deadline_ends_a_large_input(far: tuple[Any, str]):
         predict(task, ["x" * SIZE * 2], timeout=1.5)
     took = time.monotonic() - began
 
-    assert took < 4.0
+    assert took < 7.0  # to send all of it takes 8 s
 
 
 def _sizes(url: str, name: str) -> Iterator[int]:
@@ -83,7 +83,7 @@ def _sizes(url: str, name: str) -> Iterator[int]:
     with Connection(url) as connection:
         queue = connection.SimpleQueue(name)
         for _ in range(4):
-            args, *_others = queue.get(timeout=30).payload
+            args, *_others = queue.get(timeout=60).payload
             yield len(args[0])
         queue.close()
 

@@ -144,7 +144,7 @@ class RabbitMQServer:
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=100,
         )
         return done.stdout
 
