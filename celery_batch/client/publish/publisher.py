@@ -36,6 +36,7 @@ from celery_batch.client.publish.message import (
 )
 from celery_batch.client.publish.series import Call, CallSeries, check_call, expect_result
 from celery_batch.client.publish.templates import (
+    AFTERWARDS,
     MessageTemplates,
     check_priority,
     embed_of,
@@ -218,6 +219,8 @@ class Publisher(PerProcess):
         if serializer == "json":
             with suppress(RecursionError):  # on which Celery raises an error of its own
                 args, kwargs = escape_dicts(args), escape_dicts(kwargs)
+                later = {name: escape_dicts(options[name]) for name in AFTERWARDS & options.keys()}
+                options = {**options, **later}
         return Call(task, args, kwargs, options, bulk)
 
     def _apply(self, call: Call) -> Any:

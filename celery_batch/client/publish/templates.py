@@ -39,6 +39,7 @@ from celery_batch.errors import ConfigurationError
 from celery_batch.protocol import SENT
 
 __all__ = [
+    "AFTERWARDS",
     "AnyTemplate",
     "MessageTemplates",
     "check_priority",
@@ -56,7 +57,7 @@ logger = logging.getLogger(__name__)
 AnyTemplate = Template | AmqpTemplate
 
 #: Options that say what comes after.
-_AFTERWARDS = frozenset(("link", "link_error", "chain", "chord"))
+AFTERWARDS = frozenset(("link", "link_error", "chain", "chord"))
 
 #: Options that are the same in all messages of one kind.
 _OF_KIND = frozenset(
@@ -81,7 +82,7 @@ _OF_CALL: dict[str, tuple[type, ...] | None] = {
     ),
     "group_index": (int, NoneType),
     "headers": (dict, NoneType),
-    **dict.fromkeys((*_AFTERWARDS, "add_to_parent", "producer", "expires")),
+    **dict.fromkeys((*AFTERWARDS, "add_to_parent", "producer", "expires")),
 }
 
 #: Types of the values of `_OF_KIND`.
@@ -116,7 +117,7 @@ def needs_sent_header(task: Any, headers: Mapping[str, Any] | None) -> bool:
 
 def embed_of(template: AnyTemplate, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the third part of a body: callbacks and what comes after."""
-    if _AFTERWARDS.isdisjoint(options):
+    if AFTERWARDS.isdisjoint(options):
         return template.embed
     return {
         **template.embed,

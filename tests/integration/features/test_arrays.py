@@ -146,6 +146,18 @@ def test_a_users_dict_stays_a_dict(shared: SharedSetup):
     assert data == shared.echo.delay(data).get(timeout=SOON)
 
 
+@pytest.mark.parametrize("option", ["link", "chain"])
+def test_a_users_dict_stays_a_dict_in_later_tasks(shared: SharedSetup, option: str):
+    """Also where the message of the first takes Celery's path, as one with a connection does."""
+    data = {"__type__": "ndarray", "__value__": [1]}
+    later = shared.echo.si(data)
+    later.freeze()
+    with shared.app.connection_for_write() as connection:
+        shared.echo.apply_async((1,), **{option: [later]}, connection=connection)
+
+    assert data == shared.app.AsyncResult(later.id).get(timeout=SOON)
+
+
 def test_extended_results_have_the_arguments(shared: SharedSetup):
     """Arrays are arrays in them, too."""
     result = shared.arrays.delay(np.ones((40, 2), "f4"))
