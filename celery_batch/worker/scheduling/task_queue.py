@@ -35,7 +35,7 @@ __all__ = ["KEY_WINDOW", "TaskQueue"]
 _Queue = AnyBatcher[Any] | TargetedQueue[Any]
 
 #: Most batches' worth of requests that are read ahead where batches are formed by key, and bytes
-#: of all that wait from which on no more are read ahead.
+#: of all that wait from which on no more are read ahead, by key or by length.
 KEY_WINDOW, _MOST_BYTES = 128, 64 << 20
 
 #: How many bodies come between two that are measured.
@@ -46,7 +46,7 @@ class TaskQueue:
     """The requests of one batch task that wait for a slot, or are set aside while it is paused."""
 
     #: The bytes of a usual body, as of late, and how many come before the next that is measured;
-    #: where batches are formed by key.
+    #: where batches are formed by key or by cost.
     _body_bytes = 0.0
     _unseen_bodies = 0
 
@@ -182,7 +182,7 @@ class TaskQueue:
             task_request.measure(self._policy, self._item_cost, self._item_key)
         if self._row_digest is not None and task_request.row_digest is None:
             task_request.compute_digest(self._row_digest)
-        if is_new and self._item_key is not None:
+        if is_new and (self._item_key is not None or self._item_cost is not None):
             self._unseen_bodies -= 1
             if self._unseen_bodies < 0:
                 self._unseen_bodies = _EVERY
@@ -267,12 +267,10 @@ class TaskQueue:
     @property
     def _window(self) -> int:
         """From how many more batches' worth of requests a batch is chosen."""
-        window = self.policy.sort_window if self.policy.sorts else 0
-        if not isinstance(self._batcher, KeyedBatcher):
-            return window
-        if len(self._batcher) * self._body_bytes > _MOST_BYTES:
+        batcher, window = self._batcher, self.policy.sort_window if self.policy.sorts else 0
+        if len(batcher) * self._body_bytes > _MOST_BYTES:
             return 0
-        return window + min(self._batcher.keys, KEY_WINDOW)
+        return window + min(batcher.keys, KEY_WINDOW) if type(batcher) is KeyedBatcher else window
 
     def rows_of(self, urgency: int) -> int:
         """Return how many rows of exactly this urgency wait."""

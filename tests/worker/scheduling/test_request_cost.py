@@ -147,6 +147,18 @@ def test_more_are_read_ahead_only_to_choose_from(app):
     )
 
 
+def test_large_bodies_are_not_read_ahead(app):
+    """What waits to be chosen from has a bound in bytes."""
+    task_queue = queue(make_task(app, max_batch_cost=100, padded=True, sort_window=99))
+    found = []
+    for _ in range(66):
+        task_queue.add(request(task_queue.task, 50, body=b"x" * (1 << 20)))
+        found.append(task_queue.capacity_left(3, [], LEAST_URGENT, 1000))
+
+    assert [0, 0] == found[-2:]
+    assert found[-3] > 100
+
+
 def test_a_running_worker_cannot_lose_its_limit(app):
     """Work is counted in cost then, and rows would mean something else."""
     task = make_task(app, max_batch_cost=100)
