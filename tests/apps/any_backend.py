@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_batch import BatchTask
+from celery_batch import BatchTask, QueueFull
 from tests.apps.small_app import remember, small_app
 
 app = small_app("kept")
@@ -27,6 +27,8 @@ def _answer(one):
     match one:
         case "bad":
             return ValueError("a bad item")
+        case "full":
+            return QueueFull("no room", retry_after=2.5)
         case "flaky" if one not in _seen:
             _seen.add(one)
             return ConnectionError("not yet")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from celery import Celery, chord, signals
 
-from celery_batch import BatchTask
+from celery_batch import BatchTask, QueueFull
 from celery_batch.protocol import PAYLOADS
 from tests.services.launcher import Launcher
 from tests.services.shared_setup import eventually
@@ -105,15 +105,18 @@ def check_large(app: Celery, *, is_stored: bool) -> None:
 
 def check_results(app: Celery) -> None:
     """Values, errors and retries reach the caller, each item its own."""
-    items = ["a", "bad", 3, "flaky", {"deep": [1]}]
+    items = ["a", "bad", 3, "flaky", {"deep": [1]}, "full"]
     results = [app.send_task("kept.echo", (item,)) for item in items]
     with pytest.raises(ValueError, match="a bad item"):
         results[1].get(timeout=60)
+    with pytest.raises(QueueFull, match="no room") as refused:
+        results[5].get(timeout=60)
 
+    assert 2.5 == refused.value.retry_after
     assert ["a", 3, "flaky", {"deep": [1]}] == [
         results[n].get(timeout=60, interval=0.05) for n in (0, 2, 3, 4)
     ]
-    assert ["SUCCESS", "FAILURE", "SUCCESS", "SUCCESS", "SUCCESS"] == [
+    assert ["SUCCESS", "FAILURE", "SUCCESS", "SUCCESS", "SUCCESS", "FAILURE"] == [
         result.state for result in results
     ]
 
