@@ -70,7 +70,7 @@ __all__ = ["backfill", "echo", "line", "shown", "summary"]
 @click.option(
     "--window",
     type=click.IntRange(min=1),
-    show_default="32 batches",
+    show_default="32 batches, or 4 for each worker",
     help="The most rows that are pending at once.",
 )
 @click.option(
@@ -101,12 +101,10 @@ def backfill(ctx: click.Context, /, task: str, source: str, output: Path, **opti
     """
     Run every row of a file through TASK.
 
-    The rows are those of --input, and their answers become those of --output.
-    A row of a .npy file is one of its first dimension, and so it is of a .npy output, whose rows
-    have the dtype and the shape of the first one.
+    The rows are those of --input, and their outputs become those of --output.
     After any interruption the same command continues.
-    Exit code: 0 if every row has an output, now or before; 1 if rows have failed, now or before;
-    130 if it was interrupted.
+    Exit code: 0 if every row has an output, now or before; 1 if rows have failed, now or before,
+    or it could not start; 2 if an option is wrong; 130 if it was interrupted.
     """
     _interrupt_on_signals()
     try:

@@ -117,11 +117,11 @@ def bench(
     """
     Measure the latency of TASK under load.
 
-    It sends requests to the running workers, each at its time, whether or not those before it
-    were answered; the times are random, as those of many users.  A latency is from when a
-    request was to be sent until its answer is here.  The load is real: what else the workers
-    do becomes slower.  Exit code: 0 when all rates were measured, whatever the answers; 1 if
-    the first request, which is not counted, has no answer; 130 after Ctrl-C.
+    It sends requests to the running workers at random times, as many users do, whether or not
+    those before were answered.  A latency counts from when its request was to be sent.  The load
+    is real: the workers' other work becomes slower.  Exit code: 0 when all rates were measured,
+    whatever the answers; 1 if the first request, which is not counted, has no answer; 130 after
+    Ctrl-C.
     """
     _check_requests(rates, options["duration"])
     found = batch_task(ctx.obj.app, task)

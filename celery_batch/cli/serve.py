@@ -94,7 +94,7 @@ def serve(
     "--dir",
     "directory",
     type=_FOLDER,
-    show_default="those of this user",
+    show_default="those of this user that have no --dir",
     help="Show only what is served from this folder: the --dir of `celery batch serve`.",
 )
 def status(directory: Path | None) -> None:
