@@ -116,8 +116,7 @@ def test_batch_beyond_the_memory_is_split_and_remembered(setup: Setup):
 
 def test_function_with_side_effects_sees_no_item_twice(each_shared: SharedSetup):
     """With isolate_failures=False a bad item's error is everybody's."""
-    results = [each_shared.once.delay(word) for word in ("a", "bad", "b")]
-    for result in results:
+    for result in each_shared.once.delay_many(["a", "bad", "b"]):
         with pytest.raises(ValueError, match="cannot digest it"):
             result.get(timeout=60)
 
