@@ -196,7 +196,7 @@ class _BatchTrace:
                 self._fail_unreadable(unreadable)
                 items = [each for n, each in enumerate(self._items) if n not in unreadable]
                 fast_trace = self._find_fast_items(items[:-1])  # the model runs in a tracer
-                self._enter(each for each in items if each.fast is None)
+                self._enter(self._traced(items))
                 self._store_fast_items(fast_trace)
         except temporary_errors(self._task.backend) as error:
             logger.warning("Could not store %d results, which are computed again: %s", count, error)
@@ -250,38 +250,38 @@ class _BatchTrace:
                 item.rows = fast.row
         return fast_trace
 
+    @staticmethod
+    def _traced(items: Sequence[_Item]) -> Iterator[_Item]:
+        """Yield the items that need a tracer, and fast ones while the model would run in none."""
+        yield from [item for item in items if item.fast is None]
+        fast = [item for item in items if item.fast is not None]
+        while fast and not any(item.fast is None and item.rows is not None for item in items):
+            item = fast.pop()
+            item.fast = item.rows = None
+            yield item
+
     def _enter(self, items: Iterator[_Item]) -> None:
-        """Enter the tracer of one item, and in its task's body those of the items that follow."""
-        item = next(items, None) or self._needed_tracer()
-        if item is None:
-            self._call_model()
-            return
+        """Enter the tracers of items, one within the other, and call the model in the innermost."""
+        for item in items:
+            self._trace_item(item, partial(self._answer, item, items))
+            if item.rows is not None:  # the others were entered within its tracer
+                return
+        self._call_model()
 
-        def answer(rows: CallRows) -> Outcome:
-            item.rows = rows
-            self._span.join()
-            self._enter(items)
-            if item.outcome is not None and item.outcome.error is not None:
-                self._restore_arguments(item.delivery)
-            return item.outcome  # type: ignore[return-value] # the model has been called
-
-        self._trace_item(item, answer)
-        if item.rows is None:  # the tracer did not call run: a hook raised, or the task ran before
-            self._enter(items)
+    def _answer(self, item: _Item, others: Iterator[_Item], rows: CallRows) -> Outcome:
+        """Return the outcome of an item whose tracer runs its task: within, the others' do."""
+        item.rows = rows
+        self._span.join()
+        self._enter(others)
+        if item.outcome is not None and item.outcome.error is not None:
+            self._restore_arguments(item.delivery)
+        return item.outcome  # type: ignore[return-value] # the model has been called
 
     def _restore_arguments(self, delivery: Delivery) -> None:
         """Let a retry send what came: the model may have changed what it got."""
         if delivery.content_type is not None:  # else it was decoded before
             args, kwargs, _ = delivery.decode(self._accept)
             self._task.request.update(args=args, kwargs=kwargs)
-
-    def _needed_tracer(self) -> _Item | None:
-        """Return a fast item in whose tracer the model is to run, if no traced item runs."""
-        running = [item for item in self._items if item.rows is not None]
-        if not running or any(item.fast is None for item in running):
-            return None
-        running[-1].fast = running[-1].rows = None
-        return running[-1]
 
     def _store_fast_items(self, fast_trace: FastTrace | None) -> None:
         """Store the successes of the fast items; others go through their tracers."""
