@@ -103,7 +103,9 @@ class Load:
             rows, longest, work = all_rows, longest_of_all, all_work
             added.append(request)
         self.rows, self.longest, self.work = rows, longest, work
-        can_grow = of_call(longest, rows + 1) <= limits.cost if is_padded else work < limits.cost
-        if rows and (rows >= limits.rows or not can_grow):
+        if rows >= most_rows:
             self.is_full = True
+        elif rows and not self.is_full:
+            can_grow = of_call(longest, rows + 1) <= most_cost if is_padded else work < most_cost
+            self.is_full = not can_grow
         return added

@@ -76,8 +76,8 @@ class CostQueue(Generic[T]):
         queues = self._queues.values()
         if len(queues) == 1:  # as nearly always
             (queue,) = queues
-            return queue.is_full or queue.rows >= size
-        if any(queue.is_full for queue in queues) or self.rows >= size:
+            return queue.batch.is_full or queue.rows >= size
+        if any(queue.batch.is_full for queue in queues) or self.rows >= size:
             return True
         return len(queues) > 1 and sum(queue.cost for queue in queues) >= self._limits.cost
 

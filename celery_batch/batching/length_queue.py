@@ -47,6 +47,7 @@ _MOST_LEFT = 1024
 #: backlog, where small batches would make those due that first come, first served would take.
 _LEAST, _LEAST_OF_BACKLOG = 0.005, 0.05
 
+
 #: Requests do not fit into one batch whose cost is this much too high, whatever its float error.
 _SURELY = 1.01
 
@@ -95,12 +96,10 @@ class LengthQueue(Generic[T]):
         self._arrivals: deque[Entry[T]] = deque()
         self._length = 0
         self._added = 0
-        #: Whether more requests wait than fit into one batch, or it cannot grow.
-        self.is_full = False
-        #: Whether all requests that wait fit into one batch.
+        #: One batch of those that wait, as far as they fit into it.
+        self.batch = Load(limits)
+        #: Whether all requests that wait are in it.
         self.is_one_batch = True
-        #: The cost of the longest row that waits; not kept while a batch is full.
-        self._longest = 0.0
         self.rows = 0
         #: What all rows cost if none were padded, as far as that is known.
         self.cost = 0.0
@@ -155,11 +154,7 @@ class LengthQueue(Generic[T]):
         if self._window is not None:
             self._window.behind.append(entry)
             self._schedule.later.append(entry)
-        if self.is_full:
-            self.is_one_batch = False
-            return
-        self._longest = max(self._longest, cost)
-        self._look_for_room()
+        self.is_one_batch = not self.batch.is_full and bool(self.batch.take_from((request,)))
 
     def take(self) -> list[Request[T]]:
         """Remove and return the requests of the next batch, the oldest first."""
@@ -248,26 +243,12 @@ class LengthQueue(Generic[T]):
         """Find out whether what waits is a full batch, and fits into one."""
         limits = self._limits
         if self._length > 1 and (self.rows > limits.rows or self.cost > _SURELY * limits.cost):
-            self.is_full, self.is_one_batch = True, False
+            self.batch.is_full, self.is_one_batch = True, False  # as nearly always in a backlog
             return
-        costs = [request.cost for request in self]
-        self._longest = max(costs, default=0.0)
-        if not self._is_padded:
-            self.cost = sum(costs)  # without the error of float arithmetic
-        self._look_for_room()
-
-    def _look_for_room(self) -> None:
-        """Find out whether all that wait fit into one batch, and whether it can grow."""
-        limits, rows, is_padded = self._limits, self.rows, self._is_padded
-        cost = limits.of_call(self._longest, rows + 1) if is_padded else self.cost
-        can_grow = cost <= limits.cost if is_padded else cost < limits.cost
-        self.is_full = rows > 0 and (rows >= limits.rows or not can_grow)
-        self.is_one_batch = not self.is_full or self._length == 1 or self._fits()
-
-    def _fits(self) -> bool:
-        limits, rows = self._limits, self.rows
-        cost = limits.of_call(self._longest, rows) if self._is_padded else self.cost
-        return rows <= limits.rows and cost <= limits.cost
+        self.batch = batch = Load(limits)
+        self.is_one_batch = len(batch.take_from(self)) == self._length
+        if self.is_one_batch and not self._is_padded:
+            self.cost = batch.work  # without the error of float arithmetic
 
 
 def _compact(entries: deque[Entry[T]], waiting: int) -> deque[Entry[T]]:

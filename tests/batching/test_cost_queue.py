@@ -109,7 +109,7 @@ def test_a_batch_has_the_oldest_request_and_all_if_all_fit(steps, limit, window)
             queue.append(Request(n, float(n), rows=step[1], cost=step[0]))
         elif queue:
             waiting = list(queue)
-            was_full = queue.is_full
+            was_full = queue.batch.is_full
             taken = queue.take()
             assert waiting[0] in taken
             assert taken == sorted(taken, key=lambda request: request.arrived)
