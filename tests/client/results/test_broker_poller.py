@@ -81,7 +81,8 @@ def test_a_call_as_the_thread_ends_keeps_its_connection(
     ask: Callable[[Any], bool],
 ) -> None:
     """A thread that ends closes its own connection, and not that of a call that comes just then."""
-    for module, name in ((background, "IDLE"), (queue_depth, "_LINGER"), (served, "_LINGER")):
+    waits = (background, "IDLE"), (queue_depth, "_LINGER"), (served, "_LINGER")
+    for module, name in waits:
         monkeypatch.setattr(module, name, 0.05)
     monkeypatch.setattr(Reader, "count", lambda _self, _queue: 0 if len(readers) == 1 else 3)
     monkeypatch.setattr(served, "FRESH", 0.0)
@@ -92,8 +93,8 @@ def test_a_call_as_the_thread_ends_keeps_its_connection(
             ask(poller)
             is_alone.append(poller._thread._thread is threading.current_thread())
             poller._close_reader()
-            monkeypatch.setattr(background, "IDLE", 60.0)
-            monkeypatch.setattr(served, "FRESH", 60.0)
+            for module, name in (*waits, (served, "FRESH")):
+                monkeypatch.setattr(module, name, 60.0)
             closed.set()
 
     poller._thread._close = close
