@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import compress
 from typing import Any
@@ -241,25 +241,33 @@ class BatchJob:
             HandlerCall(task_request, task_request.on_accepted, (self.pid, self.began)).call()
         return True
 
-    def _on_accepted(self, pid: int, time_accepted: float) -> None:
+    def _on_accepted(
+        self,
+        pid: int,
+        time_accepted: float,
+        *,
+        is_read_ahead: bool = False,  # whether requests were read before, on a thread
+    ) -> Callable[[], None] | None:
+        """Note the start; return what announces it, if that may wait until the model runs."""
         if self.has_ended:
-            return
+            return None
         payload, self._own_payload = self._own_payload, None
         if payload is not None:
-            self._leave_out_revoked(payload)
+            self._leave_out_revoked(payload, is_read_ahead=is_read_ahead)
         self.pid, self.began = pid, time_accepted
         self._scheduler.on_start(self)
+        announce = partial(self._announce_start, pid, time_accepted)
         # Celery acknowledges early as it announces the start: before the model runs.
-        if payload is not None and payload.is_read_ahead and self.task.acks_late:
-            payload.announce_start = partial(self._announce_start, pid, time_accepted)
-        else:
-            self._announce_start(pid, time_accepted)
+        if is_read_ahead and self.task.acks_late:
+            return announce
+        announce()
+        return None
 
-    def _leave_out_revoked(self, payload: BatchPayload) -> None:
+    def _leave_out_revoked(self, payload: BatchPayload, *, is_read_ahead: bool) -> None:
         """Leave out requests that were revoked or expired while the batch waited; announce it."""
         with self._lock:
             wanted = [not is_revoked(request) for request in self.requests]
-            if payload.is_read_ahead:  # the model's call leaves them out; the pool returns them
+            if is_read_ahead:  # the model's call leaves them out; the pool returns them
                 payload.revoked = {each.id for each in self.requests if each.is_done}
                 return
             self._keep(wanted)

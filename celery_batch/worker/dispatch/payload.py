@@ -6,7 +6,7 @@ Pickled one by one, each would carry the names and all the values again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -75,12 +75,8 @@ class BatchPayload(list[Delivery]):
     #: task's own options.
     reuse: tuple[bool, float | None] | None = None
 
-    #: Whether it is read before the batch is accepted, in the worker's own process.
-    is_read_ahead = False
-    #: The ids of those that were revoked between the two.
+    #: The ids of those that were revoked since they were read, where that was before the start.
     revoked: Collection[str] = ()
-    #: Reports the start of its requests, where that waits until the model runs.
-    announce_start: Callable[[], None] | None = None
 
     def __init__(self, deliveries: Iterable[Delivery] = (), **about: Any) -> None:
         super().__init__(deliveries)

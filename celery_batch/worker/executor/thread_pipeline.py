@@ -63,6 +63,8 @@ class _Batch(OverlappedBatch):
         self.on_accepted, self.on_end = on_accepted, on_end
         #: Whether a worker thread has it, or will.
         self.is_traced = False
+        #: Announces the start of the requests, where that is left to the worker thread.
+        self.announce: Callable[[], object] | None = None
 
     # These methods run on the worker thread.
 
@@ -75,7 +77,7 @@ class _Batch(OverlappedBatch):
 
     def announce_start(self) -> None:
         """Announce the start of the requests, if that was left to this thread."""
-        announce, self.payload.announce_start = self.payload.announce_start, None
+        announce, self.announce = self.announce, None
         if announce is None:
             return
         try:
@@ -175,7 +177,7 @@ class ThreadPipeline:
         with self._lock:
             if batch.is_traced:
                 return
-            batch.is_traced = batch.payload.is_read_ahead = True
+            batch.is_traced = True
         self._workers.submit(self._trace, batch)
 
     # These methods run on the pool's thread.
@@ -193,7 +195,8 @@ class ThreadPipeline:
             is_traced, batch.is_traced = batch.is_traced, True
         try:
             close_django_connections(self._app)  # signals do so on the worker threads
-            batch.on_accepted(os.getpid(), time.monotonic())
+            began = time.monotonic()
+            batch.announce = batch.on_accepted(os.getpid(), began, is_read_ahead=is_traced)
             if not is_traced:  # now, for nothing that was revoked meanwhile to be traced
                 self._workers.submit(self._trace, batch)
             self._models.run(batch)

@@ -59,13 +59,11 @@ def test_each_requests_handlers_are_called(worker: Worker, pool: Pool):
 def test_starts_of_a_batch_that_was_read_ahead_wait_for_the_model(worker: Worker, pool: Pool):
     """They are announced once, beside the model, which does not run what was revoked."""
     a, b, c = worker.send("trios", "a", "b", "c")
-    payload = pool.sent[0].deliveries
-    payload.is_read_ahead = True
     b.is_done = True
-    pool.sent[0].accept_callback(77, 1.5)
+    announce = pool.sent[0].accept_callback(77, 1.5, is_read_ahead=True)
 
-    assert ({"b"}, []) == (payload.revoked, worker.ids("accepted"))
-    payload.announce_start()
+    assert ({"b"}, []) == (pool.sent[0].deliveries.revoked, worker.ids("accepted"))
+    announce()
     assert [a.id, c.id] == worker.ids("accepted")
 
 
@@ -73,16 +71,15 @@ def test_starts_of_a_batch_that_was_read_ahead_wait_for_the_model(worker: Worker
 def test_the_start_of_an_adopted_request_is_announced_once(worker: Worker, pool: Pool, when: str):
     """Whether it was delivered again before or after the start of its batch was announced."""
     a, _ = worker.send("pairs", "a", "b")
-    payload, job = pool.sent[0].deliveries, pool.sent[0].accept_callback.__self__
-    payload.is_read_ahead = True
-    pool.sent[0].accept_callback(77, 1.5)
+    job = pool.sent[0].accept_callback.__self__
+    announce = pool.sent[0].accept_callback(77, 1.5, is_read_ahead=True)
     again = Call("a", worker.events)
     if when == "after":
-        payload.announce_start()
+        announce()
         worker.events.clear()
     assert job.adopt(again)
     if when == "before":
-        payload.announce_start()
+        announce()
 
     assert (["a", "b"] if when == "before" else ["a"]) == worker.ids("accepted")
     assert again in job.requests
@@ -133,7 +130,6 @@ def test_no_request_is_dropped_of_a_batch_that_is_handed_over(
 
     class Interrupted(Pool):
         def apply_async(self, target: Callable[..., Any], args: Any, **options: Any) -> Any:
-            args[1].is_read_ahead = is_read_ahead
             worker.scheduler.drop({"a"})
             return super().apply_async(target, args, **options)
 
@@ -144,7 +140,7 @@ def test_no_request_is_dropped_of_a_batch_that_is_handed_over(
         call = Call(name, worker.events, "trios")
         call.message = SimpleNamespace(delivery_tag=name)
         worker.scheduler.add(task_queue, call)
-    pool.sent[0].accept_callback(77, 1.5)
+    pool.sent[0].accept_callback(77, 1.5, is_read_ahead=is_read_ahead)
     ran = [delivery.task_id for delivery in pool.sent[0].deliveries]
     pool.finish()
 

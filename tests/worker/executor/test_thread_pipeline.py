@@ -90,10 +90,9 @@ class Pool:
             [Delivery(name, headers, [[value], {}, {}], None, None)], reason=reason, is_lone=is_lone
         )
 
-        def accepted(pid: int, _time: float) -> None:
+        def accepted(pid: int, _time: float, **_: Any) -> Any:
             self.starts.put((name, pid))
-            if on_accepted is not None:
-                on_accepted(payload)
+            return None if on_accepted is None else on_accepted(payload)
 
         return self.pool.apply_async(
             run_batch,
@@ -216,10 +215,7 @@ def test_starts_are_announced_while_the_model_runs(
         if error is not None:
             raise error
 
-    def accept(payload: BatchPayload) -> None:
-        payload.announce_start = report
-
-    pool.send("a", on_accepted=accept)
+    pool.send("a", on_accepted=lambda _: report)
     model = pool.task.models.get(timeout=SOON)
 
     assert model != reported.get(timeout=SOON)
