@@ -30,7 +30,6 @@ html_theme_options = {
     "source_directory": "docs/",
 }
 myst_heading_anchors = 4
-smartquotes_action = "qe"  # no dash for the two hyphens of an option
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # docstrings name types where they are not plain
 # Of this machine, made up, and to files of this repository, which a test looks for.
@@ -66,7 +65,16 @@ def _without_any_arguments(
     return ("" if signature == "(*args, **kwargs)" else signature), returns
 
 
+def _as_code(_app: Any, _context: Any, lines: list[str]) -> None:
+    """Mark the options in a command's help as code: in text two hyphens are one dash."""
+    for number, line in enumerate(lines):
+        if not line.lstrip().startswith(".. "):
+            lines[number] = re.sub(r"(?<![\w`])--[a-z-]+", r"``\g<0>``", line)
+
+
 def setup(app: Any) -> None:
     """Connect what Sphinx calls."""
+    app.connect("sphinx-click-process-description", _as_code)
+    app.connect("sphinx-click-process-options", _as_code)
     app.connect("source-read", _link_to_repository)
     app.connect("autodoc-process-signature", _without_any_arguments)
