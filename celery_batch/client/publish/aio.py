@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from celery_batch.client.publish.buffer import BulkWrite, call_in_bulk
 from celery_batch.client.publish.publisher import Publisher
 from celery_batch.client.publish.send_many import SeriesSender, apply_many
 from celery_batch.client.results.waiting import LoopWaker
+from celery_batch.compat.deadline import current_deadline
 from celery_batch.errors import copied
 from celery_batch.payloads.store import StoreError
 
@@ -35,6 +37,9 @@ logger = logging.getLogger(__name__)
 #: Calls in one write from which on what they have in common is looked up once.  A single call is
 #: made as `apply_async` makes it, which fails at once if the result backend is away.
 _SEVERAL = 4
+
+#: Seconds: a call that fails with less time left may have failed for want of it.
+_SHORT = 1.0
 
 
 class LoopCall(NamedTuple):
@@ -170,18 +175,21 @@ def _context(task: Any, *, is_admitted: bool) -> Context:
 def _send(calls: list[LoopCall]) -> list[Any]:
     """Send calls in one write, each in its own context; return results and errors."""
     bulk, outcomes = BulkWrite(), list[Any]()
-    lost: dict[Any, OperationalError] = {}  # what calls of a task met, after all their tries
+    #: What calls of a task met after all their tries, and until when these could go on.
+    lost: dict[Any, tuple[OperationalError, float]] = {}
     series = SeriesSender(bulk) if len(calls) >= _SEVERAL else None
     for call in calls:
         if lost and call.task in lost and _are_own(call.options):
-            outcomes.append(lost[call.task])
-            continue
+            error, tried_until = lost[call.task]
+            if call.context.run(current_deadline) <= max(tried_until, time.monotonic()):
+                outcomes.append(error)
+                continue
         try:
             outcomes.append(call.context.run(call.send, bulk, series))
         except OperationalError as error:
             outcomes.append(error)
             if _are_own(call.options) and not isinstance(error.__cause__, StoreError):
-                lost[call.task] = error
+                lost[call.task] = error, call.context.run(_tried_until)
         except Exception as error:  # noqa: BLE001 (it is raised where the call was made)
             outcomes.append(error)
     with closing(bulk), suppress(Exception):  # the same
@@ -190,6 +198,12 @@ def _send(calls: list[LoopCall]) -> list[Any]:
         call.admission.close()
     unsent = {result.id: bulk.error_of(result) for result in bulk.unsent}
     return [unsent.get(getattr(each, "id", None), each) for each in outcomes]
+
+
+def _tried_until() -> float:
+    """Return the deadline of a call that has just failed if its tries may have ended for that."""
+    deadline = current_deadline()
+    return deadline if deadline - time.monotonic() < _SHORT else math.inf
 
 
 def _report(calls: list[LoopCall], outcomes: list[Any]) -> None:

@@ -16,8 +16,12 @@ from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch import BatchTask, ConfigurationError, PartlySent, QueueFull
 from celery_batch.client.publish.publisher import Publisher
+from celery_batch.client.results.listener import listener_for
+from celery_batch.compat.deadline import waiting_until
+from celery_batch.processes.redis_server import RedisServer
 from tests.client.conftest import Sender
 from tests.client.publish.test_sending import counted, texts, warmed
+from tests.client.test_max_queue import stopped
 from tests.services.servers.ports import quiet_port
 
 
@@ -163,6 +167,34 @@ def test_a_broker_that_was_never_there(
     assert 9 == len({id(error) for error in errors})
     assert alone < 5
     assert time.monotonic() - began < 12
+
+
+@pytest.mark.parametrize("calls", [2, 8])
+def test_a_call_without_time_takes_none_from_the_others(
+    sender: Callable[..., Sender], redis_server: RedisServer, calls: int
+) -> None:
+    """Those of the same write that may wait for a Redis that hangs for a moment are sent."""
+    here = sender()
+    assert listener_for(here.app)  # which the first call would wait for
+
+    async def call(seconds: float) -> Any:
+        """Make a call that has so much time."""
+        with waiting_until(time.monotonic() + seconds):
+            return await here.task.adelay("a")
+
+    async def send() -> list[Any]:
+        """Make calls at the same time, of which the first has not enough."""
+        with stopped(redis_server):
+            both = asyncio.gather(
+                call(0.2), *[call(60.0) for _ in range(1, calls)], return_exceptions=True
+            )
+            await asyncio.sleep(1.0)
+        return await both
+
+    _, *others = asyncio.run(send())
+    sent = {message["headers"]["id"] for message in here.taken()["celery"]}
+
+    assert {getattr(each, "id", each) for each in others} <= sent
 
 
 @pytest.mark.parametrize("driver", ["redis", "amqp"])
