@@ -44,6 +44,7 @@ __all__ = [
     "does_debug",
     "drop_limited",
     "encode_results_with",
+    "escape_results_with",
     "fire_on_time",
     "has_full_prefetch",
     "has_global_qos",
@@ -264,6 +265,22 @@ def encode_results_with(backend: Any, encode: Callable[[Any], str]) -> None:
                 return own(data)
 
         backend._encode = encoded
+
+
+def escape_results_with(backend: Any, escape: Callable[[Any], Any]) -> None:
+    """Have a backend that sends results in JSON messages, as RPC's, send what `escape` returns."""
+    own = getattr(backend, "_to_result", None)
+    if own is None or backend.serializer != "json" or "_to_result" in vars(backend):
+        return
+
+    def escaped(*args: Any, **options: Any) -> Any:
+        meta = own(*args, **options)
+        try:
+            return escape(meta)
+        except RecursionError:  # which the encoder says
+            return meta
+
+    backend._to_result = escaped
 
 
 def has_global_qos(consumer: Any) -> bool:

@@ -50,7 +50,7 @@ from celery.exceptions import Reject
 from kombu.serialization import prepare_accept_content
 
 from celery_batch.batches import Batches
-from celery_batch.compat.celery import encode_results_with, result_reprs
+from celery_batch.compat.celery import encode_results_with, escape_results_with, result_reprs
 from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.errors import InvalidPayload
 from celery_batch.items.pending_answer import Answer, pending_answer
@@ -59,7 +59,7 @@ from celery_batch.protocol import TRACK_HEADER
 from celery_batch.runtime import registry
 from celery_batch.runtime.runner import Outcome
 from celery_batch.serialization.encode_errors import explain_encode_errors
-from celery_batch.serialization.typed_json import encode_json
+from celery_batch.serialization.typed_json import encode_json, escape_dicts
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.telemetry.report import NO_WORK, Work
@@ -188,6 +188,7 @@ class _BatchTrace:
         self._items = [_Item(delivery) for delivery in self._payload]
         explain_encode_errors(self._task.backend)
         encode_results_with(self._task.backend, encode_json)
+        escape_results_with(self._task.backend, escape_dicts)
         try:
             with (
                 result_reprs(wanted=self._shows_results),

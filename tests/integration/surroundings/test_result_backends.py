@@ -133,6 +133,16 @@ def test_results_over_rabbitmq_reach_the_caller(rpc_on_rabbitmq: Celery):
 
 
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "disabled"])
+def test_a_result_that_looks_like_a_typed_value(kept: dict[str, Celery], name: str):
+    """A user's dict stays a dict, wherever results are kept."""
+    data = {"deep": [{"__type__": "ndarray", "__value__": [1]}]}
+    with task_of(kept[name], "kept.echo") as echo:
+        found = echo.delay(data).get(timeout=60)
+
+    assert data == found
+
+
+@pytest.mark.parametrize("name", [name for name in BACKENDS if name != "disabled"])
 def test_large_arrays_reach_the_worker_and_the_caller(kept: dict[str, Celery], name: str):
     """Those of calls are in the broker's Redis where no result backend keeps them."""
     check_large(kept[name], is_stored=True)
