@@ -33,6 +33,7 @@ from redis.retry import Retry
 
 from celery_batch.client.background import OnDemandThread, rest_after
 from celery_batch.client.results.pending import NOT_STORED, PendingResults
+from celery_batch.compat.deadline import current_deadline
 from celery_batch.compat.fast_paths import FastPaths
 from celery_batch.compat.redis import log_no_pushes
 from celery_batch.compat.results import key_prefix, quick_client
@@ -236,7 +237,8 @@ class Listener:
     def wait(self, timeout: float) -> bool:
         """Return whether the subscription was confirmed once; wait for the first try to end."""
         if self.state is ListenerState.CONNECTING:
-            self._has_tried.wait(timeout)
+            left = current_deadline() - time.monotonic()  # of a call
+            self._has_tried.wait(max(min(timeout, left), 0.0))
         return self.state is ListenerState.SUBSCRIBED
 
     def on_awaited(self, is_urgent: bool) -> None:  # noqa: FBT001 (a callback)

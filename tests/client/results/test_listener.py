@@ -17,7 +17,9 @@ import psutil
 import pytest
 from celery import Celery
 from celery.exceptions import TimeoutError as CeleryTimeoutError
+from kombu.exceptions import OperationalError
 
+from celery_batch import BatchTask
 from celery_batch.client.background import IDLE
 from celery_batch.client.results import listener as store
 from celery_batch.client.results import listener as sweep
@@ -32,10 +34,12 @@ from celery_batch.client.results.listener import (
 from celery_batch.client.results.pending import PendingResults
 from celery_batch.client.results.result import BatchResult
 from celery_batch.client.results.waiting import ThreadWaiter, wait_until_ended
+from celery_batch.compat.deadline import waiting_until
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.protocol import LARGEST_VALUE
 from celery_batch.streamer.redis_streamer import RequestFuture
+from tests.client.test_max_queue import stopped
 from tests.services.fake_worker import FakeWorker
 from tests.services.setup import emptied
 
@@ -224,6 +228,23 @@ def test_no_listener_is_waited_for_longer_than_a_step_may_take(
         next(result.iter_states(timeout=0.1))
 
     assert 0.1 <= time.monotonic() - began < SOON
+
+
+def _same(x: list[object]) -> list[object]:
+    return x
+
+
+def test_no_call_waits_for_a_listener_beyond_its_deadline(tmp_path: Path):
+    """The first call of a process, while Redis hangs."""
+    with RedisServer(tmp_path / "redis") as server, FakeWorker(server) as background:
+        task = background.app.task(base=BatchTask, name="first")(_same)
+        with stopped(server):
+            began = time.monotonic()
+            with pytest.raises((OperationalError, TimeoutError)), waiting_until(began + 0.2):
+                task.delay("a")
+            took = time.monotonic() - began
+
+    assert took < 4.0  # a listener may take 5 s
 
 
 def test_no_listener_while_redis_is_away(tmp_path: Path):
