@@ -15,6 +15,7 @@ import redis
 from bench.app import IMAGE, VECTOR
 from bench.models.reference import BATCH, MODELS
 from bench.reports.tables import Case, Effort, Goal, ResultTable
+from bench.servers.image_peer import mosec_images
 from bench.servers.stack import Stack, broker, running
 from celery_batch.processes.redis_server import RedisServer
 
@@ -39,6 +40,7 @@ def _measure(effort: Effort) -> dict[str, Any]:
             rounds = [_round(stack, server, effort) for _ in range(effort.rounds)]
             huge = _huge(stack)
         files = _files(server, effort.items(_TRIPS))
+        peer = _peer(server, effort.items(_TRIPS)) if effort.peers else None
     rows = {
         name: {key: statistics.median(each[name][key] for each in rounds) for key in figures}
         for name, figures in rounds[0].items()
@@ -49,6 +51,7 @@ def _measure(effort: Effort) -> dict[str, Any]:
         "rounds": rounds,
         "huge": huge,
         "files": files,
+        "peer": peer,
         "serializer": serializer,
     }
 
@@ -186,6 +189,20 @@ def _files(server: RedisServer, trips: int) -> dict[str, float]:
     return {"share": (received["file"] - received["number"]) / len(data)}
 
 
+def _peer(server: RedisServer, trips: int) -> float:
+    """Return the seconds of an image's way to mosec and of a number's back."""
+    image = np.random.default_rng(1).random(IMAGE, "f4")
+    took = []
+    with mosec_images(server, image) as mean:
+        for _ in range(trips):
+            began = time.monotonic()
+            found = mean(image)
+            took.append(time.monotonic() - began)
+            if found != float(image.mean()):
+                raise RuntimeError("mosec: a result is not that of its image")
+    return statistics.median(took)
+
+
 def _received(client: redis.Redis, task: Any, value: Any, trips: int) -> float:
     """Return the bytes that Redis receives for a call."""
     counted = "total_net_input_bytes"
@@ -218,6 +235,9 @@ def _tables(data: dict[str, Any]) -> list[ResultTable]:
         ("(image - number) / SET and GET", f"{trip:.1f} x"),
         ("64 MB there and back", f"{data['huge']['seconds'] * 1000:.0f}"),
     ]
+    if data["peer"] is not None:
+        label = "mosec, msgpack and Redis mixins: an image there and a number back"
+        trips.append((label, f"{data['peer'] * 1000:.2f}"))
     cost = rows["cost"]
     others = [
         ('"cost", 20 kB in and 384 floats out, items/s', f"{cost['rate']:,.0f}"),
