@@ -60,7 +60,7 @@ def read_stored_values(task: Any, payload: BatchPayload) -> dict[int, Exception 
         values = retry_over_time(store.get, StoreError, (keys, sizes), **_RETRIES)
     except StoreError as error:
         logger.warning("Could not read the stored values of %d messages: %s", len(keys), error)
-        return found | dict.fromkeys(references, Instead.LATER)
+        return dict.fromkeys(range(len(payload)), Instead.LATER)
     for (index, reference), data in zip(references.items(), values, strict=True):
         try:
             payload[index] = payload[index]._replace(stored=reference.split(data))
