@@ -186,6 +186,14 @@ class Chunk:
         return [list(column) for column in zip(*(row.values for row in self.rows), strict=True)]
 
 
+def _until_error(rows: Iterator[Row], errors: list[Exception]) -> Iterator[Row]:
+    """Yield rows until reading them raises; it has no reference to a window, which has it."""
+    try:
+        yield from rows
+    except Exception as error:  # noqa: BLE001 (whatever a caller's iterator raises)
+        errors.append(error)
+
+
 class Window:
     """The rows of a backfill that are pending, or wait for the answer of an earlier row."""
 
@@ -199,8 +207,8 @@ class Window:
         self.size = limits.window
         self._limits = limits
         self._key_of = key_of
-        self._input_error: Exception | None = None
-        self._rows = self._until_error(rows)
+        self._input_errors: list[Exception] = []
+        self._rows = _until_error(iter(rows), self._input_errors)
         self._resend: deque[Chunk] = deque()
         self._order: deque[int] = deque()
         self._answers: dict[int, Answer] = {}
@@ -223,7 +231,7 @@ class Window:
     @property
     def is_over(self) -> bool:
         """Whether the answers of all rows have been returned."""
-        return not (self._has_unread or self._resend or self.held or self._input_error)
+        return not (self._has_unread or self._resend or self.held or self._input_errors)
 
     @property
     def can_read(self) -> bool:
@@ -247,8 +255,8 @@ class Window:
 
     def next_chunks(self, is_late: Callable[[], bool] = lambda: False) -> Iterator[Chunk]:
         """Yield the chunks that may be sent now, until it is late to read more of the input."""
-        if self._input_error is not None and not self.held:
-            raise self._input_error
+        if self._input_errors and not self.held:
+            raise self._input_errors[0]
         while self._resend:
             yield self._resend.popleft()
         while self.can_read:
@@ -257,12 +265,6 @@ class Window:
             yield from self._cut(rows)
             if is_late():
                 return
-
-    def _until_error(self, rows: Iterable[Row]) -> Iterator[Row]:
-        try:
-            yield from rows
-        except Exception as error:  # noqa: BLE001 (whatever a caller's iterator raises)
-            self._input_error = error
 
     def _cut(self, rows: tuple[Row, ...]) -> Iterator[Chunk]:
         if self._key_of is None:

@@ -47,7 +47,6 @@ _MOST_LEFT = 1024
 #: backlog, where small batches would make those due that first come, first served would take.
 _LEAST, _LEAST_OF_BACKLOG = 0.005, 0.05
 
-
 #: Requests do not fit into one batch whose cost is this much too high, whatever its float error.
 _SURELY = 1.01
 
@@ -96,7 +95,7 @@ class LengthQueue(Generic[T]):
         self._arrivals: deque[Entry[T]] = deque()
         self._length = 0
         self._added = 0
-        #: One batch of those that wait, as far as they fit into it.
+        #: One batch of those that wait, as far as they fit; of a backlog, only whether it is full.
         self.batch = Load(limits)
         #: Whether all requests that wait are in it.
         self.is_one_batch = True

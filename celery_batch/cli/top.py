@@ -39,7 +39,7 @@ _COLUMNS = 120
 @click.option(
     "--once",
     is_flag=True,
-    help="Ask twice, 2 s more than the interval apart, print, and end; 1 if the broker is away.",
+    help="Ask twice, print, and exit; with code 1 if the broker is away.",
 )
 @click.option(
     "--json",

@@ -28,8 +28,8 @@ _RESULT_EXPIRES = 3600
 
 _QUEUE = "streamer"
 
-#: Seconds in which a Redis has to take a connection, and to reply to a command.
-_CONNECT, _REPLY = 1.0, 5.0
+#: Seconds in which a Redis has to take a connection.
+_CONNECT = 1.0
 
 #: Retries for a Redis that may just be restarting.
 _FOR_A_WHILE = {"max_retries": 4, "interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.6}
@@ -154,7 +154,6 @@ def client_app(redis_broker: str) -> Celery:
                 **settings["broker_transport_options"],
                 **_FOR_A_WHILE,
                 "socket_connect_timeout": _CONNECT,
-                "socket_timeout": _REPLY,
             },
             redis_socket_connect_timeout=_CONNECT,
         )

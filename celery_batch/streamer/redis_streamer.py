@@ -20,6 +20,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from math import inf
+from time import monotonic
 from typing import Any
 
 from celery import Celery
@@ -30,6 +32,7 @@ from celery_batch.batching.policy import is_above_zero, is_whole, require
 from celery_batch.client.publish.send_many import PartlySent
 from celery_batch.client.results.futures import future_of, notify_cancelled, settle
 from celery_batch.client_methods import ClientMethods
+from celery_batch.compat.deadline import waiting_until
 from celery_batch.item_lists import refuse_one_value
 from celery_batch.streamer.redis_app import DEFAULT, client_app, queue_of, task_of
 
@@ -166,17 +169,19 @@ class RedisStreamer:
         self.task.max_queue = max_queue
 
     @contextmanager
-    def _connection_errors_named(self) -> Iterator[None]:
-        """Raise connection errors as one kind, with the URL of the Redis."""
+    def _sending(self) -> Iterator[None]:
+        """Give up after `worker_timeout`; raise connection errors as one kind, with Redis' URL."""
         try:
-            yield
+            timeout = inf if self.worker_timeout is None else self.worker_timeout
+            with waiting_until(monotonic() + timeout):
+                yield
         except RuntimeError as error:  # what Celery raises when retries of the backend fail
             if not isinstance(error.__cause__, self.app.backend.connection_errors):
                 raise
             raise self._unreachable(error.__cause__) from error
         except PartlySent:
             raise  # some were sent, and the error has their results
-        except OperationalError as error:
+        except (OperationalError, *self.app.backend.connection_errors) as error:
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: BaseException) -> OperationalError:
@@ -201,7 +206,7 @@ class RedisStreamer:
         """
         refuse_one_value("a streamer", batch)
         items = list(batch)
-        with self._connection_errors_named():
+        with self._sending():
             if len(items) == 1:
                 results = [self.task.apply_async((items[0],), None, queue=self.queue)]
             else:
@@ -247,7 +252,7 @@ class RedisStreamer:
             raise _timeout_error(self.queue, self.worker_timeout) from error
 
     async def _send(self, items: list[Any]) -> list[Any]:
-        with self._connection_errors_named():
+        with self._sending():
             if len(items) == 1:
                 return [await self.task.aapply_async((items[0],), queue=self.queue)]
             return await self.task.aapply_many(_calls(items), queue=self.queue)  # type: ignore[no-any-return]

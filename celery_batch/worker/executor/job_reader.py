@@ -2,8 +2,8 @@
 Which thread of a pool process reads its jobs: the main thread or the worker threads, in turn.
 
 The main thread reads, and runs what it reads, until it hands a job over to the worker threads, or
-another one comes beside a lone batch.  From then on worker threads read, until they read one that
-has the process to itself.  That one is the main thread's, which reads again when it has run it.
+another one comes beside a lone batch.  From then on worker threads read, until they read a job
+that the main thread runs from beginning to end.  The main thread reads again after that job.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class JobReader:
 
     def hand_over(self, job: Any) -> None:
         """Have worker threads read from now on, first this job."""
-        self._reads, self._handed_over = _Reads.THREADS, job
+        self._handed_over = job  # first: a worker thread reads as soon as it is their turn
+        self._reads = _Reads.THREADS
         os.eventfd_write(self._wake, 1)
 
     def watch(self) -> None:

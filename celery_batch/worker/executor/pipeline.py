@@ -9,8 +9,8 @@ Rule 1: a lone batch is the main thread's from beginning to end, as in any pool:
         over and back would cost more than there is to do beside it.  The main thread
         therefore reads the pipe until a batch comes that has others behind it, or any job
         beside a lone batch, whose end more urgent ones must not wait for unread.  From then
-        on worker threads read, until they have read an ordinary task, or a lone batch beside
-        which nothing is to finish.
+        on worker threads read, until they have read an ordinary task, or a lone batch while
+        no other batch is unfinished.
 Rule 2: jobs run in the order in which they were read, except that a batch overtakes less
         urgent ones whose models have not begun.
 Rule 3: the pool gets the messages that it always gets: a batch is accepted when its model
@@ -333,7 +333,7 @@ class _WorkerThreads:
         return self._alone(job)
 
     def _alone(self, job: Any) -> Any:
-        """Return a job that has this process to itself, an ordinary task or a lone batch."""
+        """Return a job that the main thread runs whole: an ordinary task or a lone batch."""
         number, index, _, arguments, options = job[1]
         if not self._may_overlap(job):
             signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
