@@ -38,6 +38,9 @@ from celery_batch.streamer.redis_app import DEFAULT, client_app, queue_of, task_
 
 __all__ = ["RedisStreamer", "RequestFuture"]
 
+#: Seconds that sending a request may take, unless `worker_timeout` is longer.
+_LEAST_SENDING = 5.0
+
 #: Futures with callbacks, which keep them alive.
 _with_callbacks: set[RequestFuture] = set()
 
@@ -170,9 +173,9 @@ class RedisStreamer:
 
     @contextmanager
     def _sending(self) -> Iterator[None]:
-        """Give up after `worker_timeout`; raise connection errors as one kind, with Redis' URL."""
+        """Give up a Redis that hangs; raise connection errors as one kind, with the URL."""
+        timeout = inf if self.worker_timeout is None else max(self.worker_timeout, _LEAST_SENDING)
         try:
-            timeout = inf if self.worker_timeout is None else self.worker_timeout
             with waiting_until(monotonic() + timeout):
                 yield
         except RuntimeError as error:  # what Celery raises when retries of the backend fail

@@ -9,6 +9,7 @@ import pytest
 from kombu.exceptions import OperationalError
 
 from celery_batch import RedisStreamer
+from celery_batch.streamer import redis_streamer
 
 
 @pytest.mark.parametrize("max_queue", [None, 9])
@@ -26,8 +27,9 @@ def test_redis_that_is_not_there_is_named(way, items, max_queue, monkeypatch):
     assert str(caught.value).startswith("Redis at redis://:**@localhost:1/0 cannot be reached: ")
 
 
-def test_redis_that_never_replies_is_named():
+def test_redis_that_never_replies_is_named(monkeypatch):
     """One that takes connections and is frozen holds no call for longer than it may take."""
+    monkeypatch.setattr(redis_streamer, "_LEAST_SENDING", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host, port = silent.getsockname()
         streamer = RedisStreamer(f"{host}:{port}", worker_timeout=0.5)
