@@ -208,6 +208,9 @@ class ServedProcess(Supervised):
         return code
 
     def _ended(self, code: int) -> None:
+        if self.device:
+            with suppress(OSError):
+                self._read_losses()  # what follows them is the worker's own end
         self._since, self._loss = time.time(), ""
         self.error, says_all = self._why_ended(code)
         self.last_lines = "" if says_all else self.process.tail()

@@ -166,6 +166,21 @@ def test_pool_processes_that_a_worker_replaces_are_counted(start, tmp_path):
     assert ("starting", "") == (worker.state, worker.error)
 
 
+def test_the_end_of_a_worker_follows_those_of_its_pool_processes(start, monkeypatch):
+    """Where both ended since the last look, the status says why the worker did."""
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 60.0)
+    lost = "[2026: ERROR/MainProcess] Process 'ForkPoolWorker-1' pid:7 exited with 'exitcode 4'"
+    end = "[2026: CRITICAL/MainProcess] This worker cannot start: no memory"
+    worker = start(f"import sys; print({lost!r}); print({end!r}); sys.exit(3)", device="cpu")
+    wait_until(lambda: "" if worker.process.exit_code else "it runs", [], what="end", timeout=30)
+    worker.check()
+
+    assert (1, "This worker cannot start: no memory") == (
+        worker.status().restarts,
+        worker.status().error,
+    )
+
+
 def test_an_error_that_says_all_is_shown_without_the_log(start, monkeypatch):
     """A setting that is wrong needs no more than the worker's one line."""
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 60.0)
