@@ -57,11 +57,15 @@ def draw(cases: dict[str, Any], folder: Path) -> list[Path]:
         by_load: dict[str, list[dict[str, Any]]] = {}
         for row in cases["policies"]["rows"]:
             by_load.setdefault(row["load"], []).append(row)
-        figure, axes = plt.subplots(1, len(by_load), figsize=(4 * len(by_load), 4), sharey=True)
+        # One above the other, so that its text can be read on a telephone.
+        size = (4.8, 2.5 * len(by_load))
+        figure, axes = plt.subplots(len(by_load), figsize=size, sharex=True, sharey=True)
         for panel, (load, rows) in zip(axes, by_load.items(), strict=True):
-            _lines(panel, f"{load} arrivals", rows)
-        axes[0].set_ylabel("p99", fontsize=9)
-        axes[0].legend(fontsize=8, frameon=False)
+            _lines(panel, f"p99, {load} arrivals", rows)
+        place = {"loc": "upper left", "borderaxespad": 0, "labelspacing": 0.2}
+        axes[0].legend(fontsize=10, frameon=False, reverse=True, **place)
+        axes[-1].set_xlabel("requests/s", fontsize=11)
+        axes[-1].set_xlim(left=0)  # of all: they share the axis
         paths += _save(figure, folder / "policies")
     return paths
 
@@ -86,16 +90,14 @@ def _lines(axes: Any, title: str, rows: list[dict[str, Any]]) -> None:
             style,
             color=colour,
             label=rule.replace("ours", "celery_batch"),
-            markersize=4,
+            markersize=5,
         )
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda seconds, _: figure_of(seconds))
-    axes.set_title(title, fontsize=10)
-    axes.set_xlabel("requests/s", fontsize=9)
-    axes.set_xlim(left=0)
+    axes.set_title(title, fontsize=11, loc="left", weight="bold")
     axes.xaxis.set_major_formatter(lambda rate, _: f"{rate:,.0f}")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=8)
+    axes.tick_params(labelsize=10)
 
 
 def _bars(axes: Any, rows: list[dict[str, Any]]) -> None:
