@@ -151,7 +151,8 @@ def _outcome(
         subscription.get_message(timeout=60)
         settled = run_batch(task.name, payload).results
         published = []
-        while message := subscription.get_message(timeout=0.1):
+        subscription.ping()  # whose answer follows what was published before
+        while (message := subscription.get_message(timeout=60))["type"] != "pong":
             published.append((message["channel"], message["data"]))
     return {
         "settled": [each and (each[0], str(each[1])) for each in settled],

@@ -73,16 +73,16 @@ def test_all_stages_of_a_batch_have_one_instance(app: Celery):
     """Another one that is swapped in between is the next batch's, and the old one stays loaded."""
     call = make_call(app, 1, 2)
     with ThreadPoolExecutor(1) as beside, ThreadPoolExecutor(1) as reloading:
-        beside.submit(call.prepare).result(10)
+        beside.submit(call.prepare).result(60)
         old = registry.instance_of(Numbered)
         registry.load_again(Numbered)
         swapped = reloading.submit(registry.swap_in, Numbered)
         while registry.instance_of(Numbered) is old:
             pass
         call(SoftLimit(None))
-        outcomes = beside.submit(call.outcomes).result(10)
+        outcomes = beside.submit(call.outcomes).result(60)
         call.release()
-        swapped.result(10)
+        swapped.result(60)
 
     assert [[old.number] * 3 + [True]] * 2 == [each.value for each in outcomes]
     assert not old.is_loaded

@@ -42,7 +42,7 @@ class Written:
 
     def get(self) -> tuple[Any, threading.Thread]:
         """Return what is written next."""
-        return self.queue.get(timeout=20)
+        return self.queue.get(timeout=60)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
     validator = threading.Event()
 
     def write(_: DeadLetters, __: str, body: Any, ___: dict[str, Any]) -> None:
-        validator.wait(20)
+        validator.wait(60)
         written.put((body, threading.current_thread()))
 
     monkeypatch.setattr(DeadLetters, "_write", write)
@@ -69,7 +69,7 @@ def test_a_letter_is_written_on_a_thread_and_followed_on_the_loop(
     assert [] == done
     written.open()
     body, thread = written.get()
-    consumer.soon.get(timeout=20)()
+    consumer.soon.get(timeout=60)()
     letters.close()
 
     assert (b"a", ["a"]) == (body, done)
@@ -100,9 +100,9 @@ def test_waiting_letters_are_limited(
     letters.write_refused(b"y", "why", lambda: done.append("small"))
     assert ["small"] == done
     written.open()
-    consumer.soon.get(timeout=20)()
+    consumer.soon.get(timeout=60)()
     letters.write_refused(b"z", "why", lambda: done.append("later"))
-    consumer.soon.get(timeout=20)()
+    consumer.soon.get(timeout=60)()
     letters.close()
 
     assert ["small", "large", "later"] == done

@@ -14,6 +14,7 @@ from celery import Celery
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.worker.redis import answer_cache
 from celery_batch.worker.redis.answer_cache import LARGEST_ANSWER, AnswerCache, Found, cache_backend
+from tests.services.shared_setup import eventually
 
 ONE, TWO = b"1" * 24, b"2" * 24
 
@@ -145,9 +146,12 @@ def test_a_reload_without_redis_is_made_up_for(
     finally:
         process.resume()
 
+    def renewed() -> dict[bytes, Any]:
+        remember(cache, (ONE, "new"))
+        return cache.look_up([ONE]).answers
+
     assert {} == cache.look_up([ONE]).answers
-    remember(cache, (ONE, "new"))
-    assert {ONE: "new"} == cache.look_up([ONE]).answers
+    assert {ONE: "new"} == eventually(renewed, "an answer in time")
 
 
 def test_a_closed_connection_is_made_again(backend: Any):

@@ -63,7 +63,7 @@ def run_until(setup: Any, why_not: Callable[[], str]) -> None:
         setup.hub.run_once()
         return why_not()
 
-    wait_until(run, [], what="acknowledgements", timeout=20.0)
+    wait_until(run, [], what="acknowledgements", timeout=60.0)
 
 
 def held_at_last(setup: Any, count: int) -> set[str]:

@@ -17,6 +17,7 @@ from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.redis.owner import Keys, describe_self
 from celery_batch.worker.redis.restore import Restorer
 from celery_batch.worker.redis.scripts import script
+from tests.services.shared_setup import eventually
 
 PREFIX = "shop-"
 
@@ -92,14 +93,14 @@ def test_several_workers_restore_a_message_once(setup: Any):
 
     def restore() -> None:
         restorer = Restorer(setup.channel, setup.client, keys)
-        start.wait(10)
+        start.wait(60)
         restored.append(restorer.restore_dead("other", alive=""))
 
     threads = [Thread(target=restore) for _ in range(4)]
     for each in threads:
         each.start()
     for each in threads:
-        each.join(30)
+        each.join(60)
 
     assert 250 == sum(restored)
     assert sorted(tags) == sorted(message["headers"]["id"] for message in queued(setup))
@@ -149,7 +150,7 @@ def test_the_visibility_timeout_spares_live_workers(setup: Any):
     hold(setup, "stock")
     setup.client.hdel(keys.owner_of, "stock")
     setup.client.zadd(keys.index, {"living": 1, "dead": 1, "stock": 1})
-    restored = Restorer(setup.channel, setup.client, keys).restore_expired(5, None)
+    restored = Restorer(setup.channel, setup.client, keys).restore_expired(600, None)
 
     assert 2 == restored
     assert {"dead", "stock"} == {message["headers"]["id"] for message in queued(setup)}
@@ -171,7 +172,7 @@ def test_a_lease_takes_over_from_an_expired_one_and_leaves_nothing_behind(setup:
     hold(setup, "orphan", flag="1")
     lease = Lease(setup.channel, "w1@here", 1.0)
     lease.open()
-    alive = setup.client.get(lease.keys.alive)
+    alive = eventually(lambda: setup.client.get(lease.keys.alive), "the lease, which is short")
     wait_until(lambda: "" if queued(setup) else "not back", [], what="orphan", timeout=60)
     lease.end()
 
@@ -182,7 +183,7 @@ def test_a_lease_takes_over_from_an_expired_one_and_leaves_nothing_behind(setup:
 
 def test_a_lease_that_expired_is_in_doubt(setup: Any):
     """Once its `alive` key is gone, others may have taken its messages."""
-    lease = Lease(setup.channel, "w1@here", 2.0)
+    lease = Lease(setup.channel, "w1@here", 30.0)
     lease.open()
     setup.client.delete(lease.keys.alive)
     wait_until(lambda: "" if lease.in_doubt else "no doubt", [], what="doubt", timeout=60)
@@ -209,6 +210,7 @@ def test_after_a_stop_of_all_workers_none_takes_the_others_messages(setup: Any):
 def test_one_worker_of_a_machine_searches_at_a_time(setup: Any):
     """When it ends, another one does; after the last one no key is left."""
     first, second = (Lease(setup.channel, f"w{n}@here", 30.0) for n in range(2))
+    first._search_every = second._search_every = 60_000  # so that no lock is over meanwhile
     second.renew()  # as a worker does that starts, or connects again: it does not search then
     searches = [lease._renew_in_time() for lease in (first, second, first)]
     first.end()

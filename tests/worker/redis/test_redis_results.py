@@ -112,7 +112,8 @@ def listen(client: redis.Redis, *channels: str) -> Any:
 def received(subscription: Any) -> list[tuple[str, bytes]]:
     """Return what has been published on the channels, in order."""
     messages = []
-    while message := subscription.get_message(timeout=0.2):
+    subscription.ping()  # whose answer follows what was published before
+    while (message := subscription.get_message(timeout=60))["type"] != "pong":
         messages.append((message["channel"].decode(), message["data"]))
     return messages
 

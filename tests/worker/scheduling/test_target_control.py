@@ -24,9 +24,9 @@ def request(sent: Any, **fields: Any) -> Any:
 
 def test_a_request_counts_from_its_call():
     """Its message says when that was, in milliseconds."""
-    made = request(round((time.time() - 2) * 1000))
+    made = request(round((time.time() - 1000) * 1000))
 
-    assert pytest.approx(time.monotonic() - 2, abs=0.2) == sent_at(made)
+    assert pytest.approx(time.monotonic() - 1000, abs=60) == sent_at(made)
 
 
 @pytest.mark.parametrize("sent", [None, "now", True, 0, -1, 10**400, -(10**400), 1.5])

@@ -40,7 +40,7 @@ class Setup:
 
     def next_call(self) -> Call:
         """Return the next call; fail if there is none."""
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while self.hub is not None and self.calls.empty() and time.monotonic() < end:
             next(self.hub.loop)
         return self.calls.get(timeout=max(end - time.monotonic(), 0.001))
@@ -87,7 +87,7 @@ def test_timer_without_a_loop_has_no_thread_before_it_is_set(
 
     assert set() == started_threads()
 
-    timer.set(1.0)
+    timer.set(NEVER)
 
     assert {"batch-timer"} == started_threads()
 
@@ -122,19 +122,19 @@ def test_what_is_put_off_to_the_next_pass_does_not_wait_for_events(hub: Hub):
 
     def step() -> None:
         steps.append(time.monotonic())
-        if len(steps) < 5:
+        if len(steps) < 40:
             hub.call_soon(step)
 
     hub.call_later(0, step)  # as a batch that a timer sends off, on the solo pool
     broker, quiet = socket.socketpair()  # the loop only ever waits for somebody
     with broker, quiet:
         hub.add_reader(broker, print)
-        while len(steps) < 5:
+        while len(steps) < 40:
             next(hub.loop)
         hub.remove_reader(broker)
 
     # Without help each step waits a second, or for the next timer.
-    assert steps[-1] - steps[0] < 3
+    assert steps[-1] - steps[0] < 20
 
 
 def test_many_timers_at_once_do_not_put_the_loop_to_sleep():
