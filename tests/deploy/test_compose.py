@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from celery_batch.serve.config import read_config
 from tests.deploy.files.compose import OVERRIDES, ROOT, read_compose
 from tests.deploy.files.docker_image import stages
+from tests.deploy.files.page import shown, time_limit
 
 PASSWORDS = {"REDIS_PASSWORD": "sesame", "FLOWER_PASSWORD": "garlic"}
 
@@ -35,11 +37,26 @@ def test_files_are_what_the_specification_asks_for(tmp_path):
     for overrides in ([], *([name] for name in OVERRIDES), [*OVERRIDES]):
         merged = tmp_path / f"{'-'.join(overrides) or 'alone'}.json"
         merged.write_text(json.dumps(read_compose(*overrides, environ=PASSWORDS)))
+
+    check_schema(tmp_path)
+
+
+def check_schema(folder: Path) -> None:
+    """Fail if a compose file in a folder, as JSON, is not valid by the schema."""
     tool = Path(sys.executable).with_name("check-jsonschema")
-    command = [tool, "--builtin-schema", "vendor.compose-spec", *tmp_path.iterdir()]
+    command = [tool, "--builtin-schema", "vendor.compose-spec", *folder.iterdir()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert 0 == done.returncode, done.stdout + done.stderr
+
+
+def test_documented_file_is_what_the_specification_asks_for(tmp_path):
+    """The page's file is valid by the schema, too, and its worker ends before it is killed."""
+    said = yaml.safe_load(shown("docker", "yaml"))
+    (tmp_path / "compose.json").write_text(json.dumps(said))
+    check_schema(tmp_path)
+
+    assert time_limit() + 5 < seconds(said["services"]["worker"]["stop_grace_period"])
 
 
 def test_file_alone_is_enough_for_a_beginner():

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.deploy.files.docker_image import DOCKERFILE, Image, image_of, stages
+from tests.deploy.files.page import shown
 
 #: Packages that an image links to in these tests.
 THEIRS = {"PIL", "flower", "prometheus_client", "pynvml", "safetensors"}
@@ -40,12 +41,14 @@ def run(image: Image, *words: str, **more: str) -> str:
     return done.stdout
 
 
-def test_linter_has_nothing_to_say():
-    """Hadolint finds nothing but what its configuration explains."""
+def test_linter_has_nothing_to_say(tmp_path):
+    """Hadolint finds nothing but what its configuration explains, in the page's Dockerfile too."""
     tool = Path(sys.executable).with_name("hadolint")
     if not tool.exists():
         pytest.skip("hadolint has no wheel for this machine")
-    command = [tool, "--config", ROOT / ".hadolint.yaml", DOCKERFILE]
+    documented = tmp_path / "Dockerfile"
+    documented.write_text(shown("docker", "dockerfile"))
+    command = [tool, "--config", ROOT / ".hadolint.yaml", DOCKERFILE, documented]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert "" == done.stdout

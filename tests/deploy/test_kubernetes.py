@@ -20,6 +20,7 @@ import yaml
 from tests.deploy.files.compose import ROOT, read_compose
 from tests.deploy.files.docker_image import stages
 from tests.deploy.files.kustomize import KUBERNETES, built
+from tests.deploy.files.page import shown, time_limit
 from tests.services.forked import run
 
 OVERLAYS = ["cpu", "gpu"]
@@ -60,6 +61,22 @@ def test_objects_are_what_kubernetes_asks_for(overlay, release):
     assert {"Deployment", "Service"} <= {kind for kind, _ in found}
     for each in found.values():
         kubernetes_validate.validate(each, release, strict=True)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_documented_deployment_is_what_kubernetes_asks_for(release):
+    """The page's Deployment is valid, finds its pods, and probes as the page's image does."""
+    said = yaml.safe_load(shown("kubernetes", "yaml"))
+    kubernetes_validate.validate(said, release, strict=True)
+    template = said["spec"]["template"]
+    (worker,) = template["spec"]["containers"]
+    image = shown("docker", "dockerfile")
+    health = json.loads(re.findall(r"^HEALTHCHECK.* CMD (.+)", image, re.MULTILINE)[0])
+
+    assert said["spec"]["selector"]["matchLabels"] == template["metadata"]["labels"]
+    assert time_limit() + 5 < template["spec"]["terminationGracePeriodSeconds"]
+    assert health == worker["readinessProbe"]["exec"]["command"]
+    assert [*health, "--live"] == worker["livenessProbe"]["exec"]["command"]
 
 
 @pytest.mark.parametrize("overlay", [*OVERLAYS, "keda"])

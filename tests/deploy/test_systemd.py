@@ -17,6 +17,7 @@ import pytest
 
 from celery_batch.processes.managed_process import ManagedProcess
 from tests.conftest import ROOT
+from tests.deploy.files.page import shown
 from tests.deploy.files.units import HOME, UNITS, Unit
 from tests.services.servers.ports import quiet_port
 
@@ -112,8 +113,7 @@ def test_units_are_what_systemd_asks_for(analyze, units):
 
 def test_documented_unit_is_what_systemd_asks_for(analyze, tmp_path):
     """Systemd finds no fault in the unit for an app of one's own that the page shows."""
-    page = (ROOT / "docs" / "how-to" / "operations" / "running.md").read_text()
-    (unit,) = re.findall(r"^```ini\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    unit = shown("systemd", "ini")
     name = re.search(r"/([\w-]+\.service)\n", unit)[1]
     (tmp_path / name).write_text(unit.replace("/srv/tasks/venv/bin", str(BIN)))
     command = [analyze, "verify", str(tmp_path / name)]

@@ -76,7 +76,7 @@ def test_development_has_every_extra_and_group() -> None:
 def test_manifests_name_this_version() -> None:
     """The images of deploy/kubernetes, and the commands that build them, have this version."""
     files = [*(ROOT / "deploy" / "kubernetes").rglob("kustomization.yaml")]
-    files.append(ROOT / "docs" / "how-to" / "operations" / "running.md")
+    files.append(ROOT / "docs" / "how-to" / "operations" / "kubernetes.md")
     tag = re.compile(r"registry\.example\.org/[\w-]+(?:, newTag: |:)([\d.]+)")
     tags = [version for file in files for version in tag.findall(file.read_text())]
 
