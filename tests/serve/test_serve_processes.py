@@ -197,7 +197,7 @@ def test_a_crash_loop_is_shown_and_given_up(start, monkeypatch):
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(processes, "_TRIES", 4)
     process = start("import sys; sys.exit(3)")
-    states = {}
+    states = {(process.starts, process.early_exits): process.state}  # it may end before a look
 
     def is_given_up():
         states[process.starts, process.early_exits] = process.state
@@ -237,15 +237,17 @@ def test_a_worker_has_its_device_in_the_environment(start):
     assert ("exit code 0", "exit code 1") == (worker.error, web.error)
 
 
-def test_a_large_log_begins_anew(start, monkeypatch):
+def test_a_large_log_begins_anew(start, tmp_path, monkeypatch):
     """What it held is kept in a second file, and what the process writes next is in the first."""
     monkeypatch.setattr(processes, "_LARGEST_LOG", 3)
     process = start(
-        "import time; print('first', flush=True)\n"
-        "time.sleep(2); print('on', flush=True); time.sleep(600)"
+        "import os, time; print('first', flush=True)\n"
+        f"while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)\n"
+        "print('on', flush=True); time.sleep(600)"
     )
     old = Path(f"{process.log}.1")
     until(process, old.exists)
+    (tmp_path / "go").touch()
     until(process, lambda: process.log.read_text() == "on\n")
 
     assert "first\n" == old.read_text()
