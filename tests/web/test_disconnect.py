@@ -134,8 +134,7 @@ def test_a_cancelled_request_is_cancelled():
 def test_a_client_that_goes_has_its_calls_revoked(setup: Setup):
     """Under a real server the calls that still wait are revoked, and others are answered."""
     worker = setup.worker("-c", "1")
-    blocking = setup.sluggish.delay(4.0)
-    eventually(lambda: setup.recall("sluggish"), "a busy worker")
+    worker.ask("batch_pause", task="shop.double")
     waits, seen = [], []
 
     async def view(request: Request) -> Response:
@@ -159,6 +158,8 @@ def test_a_client_that_goes_has_its_calls_revoked(setup: Setup):
         eventually(lambda: waits == [1] and _waiting(worker) == 1, "a request that waits")
         leaving.close()
         eventually(lambda: seen, "a disconnect")
+        eventually(lambda: worker.ask("revoked"), "a revoke")
+        worker.ask("batch_resume", task="shop.double")
         staying = HTTPConnection(address, timeout=60)
         staying.request("POST", "/", "21")
         response = staying.getresponse()
@@ -167,7 +168,6 @@ def test_a_client_that_goes_has_its_calls_revoked(setup: Setup):
 
     assert (200, b"[42]") == answer
     assert [[21]] == [each["items"] for each in setup.recall("double")]
-    assert 4.0 == blocking.get(timeout=60)
 
 
 def _waiting(worker: Any) -> int:
