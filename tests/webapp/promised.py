@@ -119,7 +119,8 @@ class Setup:
         """Kill the worker and its pool as the kernel does, without a word to them."""
         worker = self.worker  # which starts another where it has ended
         for process in psutil.Process(worker.pid).children(recursive=True):
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # it ended with the one before
+                process.kill()
         worker.wait(SOON)
 
     def server(self, kind: str) -> Server:

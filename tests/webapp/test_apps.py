@@ -136,13 +136,14 @@ def test_a_time_is_a_number_above_0(site, value):
 def test_a_client_may_be_in_a_hurry(site, workers):
     """Answered with 504 when X-Timeout is over, and a worker runs nothing of it later."""
     text = f"late {site.kind}"
+    site.predict("before")  # which connects: that may take longer than a client in a hurry has
     with workers.drained():
-        response, took = timed(site.predict, text, f"{text} 2", X_Timeout="0.3")
+        response, took = timed(site.predict, text, f"{text} 2", X_Timeout="1")
     after = site.predict("after")
 
     assert (504, "DeadlineExceeded") == (response.status_code, error_of(response)["type"])
     assert "Retry-After" in response.headers
-    assert 0.3 <= took < TIMEOUT
+    assert 1.0 <= took < TIMEOUT
     assert 200 == after.status_code
     assert not any(each.startswith(text) for each in workers.seen())
 
@@ -214,7 +215,7 @@ def test_a_redis_that_is_away(kind, open_site, lost):
 def test_tasks_without_a_redis(kind, open_site, lost):
     """What needs the server that is away is 503 in JSON, and soon; the rest works."""
     site = open_site(kind, lost)
-    site.until("/healthz")
+    site.until("/healthz" if lost == "broker" else "/readyz")
     statuses = {
         ("POST", "/tasks"): 503,
         ("GET", f"/tasks/{uuid4()}"): 503,
@@ -311,16 +312,18 @@ def test_events_tell_each_state(site):
 def test_stats_are_for_the_page(site):
     """The names of the tasks, and numbers."""
     site.predict("a")
-    stats = site.get("/stats").json()
-
-    assert {
+    names = {
         "task": "web.upper",
         "naive_task": "web.upper_one",
         "image_task": "web.length",
         "examples": [],
-        "workers": 1,
-        "waiting": 0,
-    }.items() <= stats.items()
+    }
+    # The web app listens to workers for a moment, in which one on a busy machine may not reply.
+    numbers = {"workers": 1, "waiting": 0}
+    wait_for(lambda: numbers.items() <= site.get("/stats").json().items(), f"{numbers}")
+    stats = site.get("/stats").json()
+
+    assert names.items() <= stats.items()
     assert stats["items_per_second"] >= 0
     assert {"items_per_second", "mean_batch_size"} <= stats.keys()
 

@@ -109,7 +109,7 @@ def idle_broker():
 @pytest.fixture(scope="module")
 def idle_server(tmp_path_factory, idle_broker):
     """The address, under a path, of a web server for one task that no worker serves."""
-    env = environ(idle_broker, WEBAPP_NAIVE_TASK="", WEBAPP_IMAGE_TASK="", WEBAPP_TIMEOUT="1")
+    env = environ(idle_broker, WEBAPP_NAIVE_TASK="", WEBAPP_IMAGE_TASK="", WEBAPP_TIMEOUT="3")
     log = tmp_path_factory.mktemp("logs") / "web.log"
     with web_server(log, "/demo/healthz", env, "tests.webapp.page_prefix:site") as address:
         yield f"{address}demo/"

@@ -42,7 +42,7 @@ IMPORTS = {
 }
 
 #: Seconds for the inputs of a request, and their number, in all tests.
-TIMEOUT, MAX_INPUTS = 4.0, 8
+TIMEOUT, MAX_INPUTS = 8.0, 8
 
 _ENVIRON = {
     "WEBAPP_TASK": "web_tasks:upper",
