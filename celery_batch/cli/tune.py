@@ -201,14 +201,14 @@ def _check(task: BatchTask, batch: Sequence[Row], outcomes: Sequence[Outcome]) -
 @click.option(
     "--rate",
     type=POSITIVE,
-    show_default="70 % of what it can answer",
+    show_default="70 % of what it can answer, or that of the trace",
     help="Requests a second that one process is to answer.",
 )
 @click.option(
     "--input",
     "source",
     show_default="the model's examples()",
-    help="Rows to measure with: a file, a folder, or - for stdin.",
+    help="Rows to measure with: a file, a folder, or - for stdin; a function needs them.",
 )
 @click.option("--field", help="The field that is the task's only argument.")
 @click.option("--sizes", show_default="growing", help="The batch sizes to measure, as in 1,8,32.")
