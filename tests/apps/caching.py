@@ -9,16 +9,15 @@ from pathlib import Path
 from celery import Celery
 
 from celery_batch import BatchTask, Model
-from tests.apps.memory import memory, recall, remember
+from tests.apps.memory import memory, patient_cache, recall, remember
 
 __all__ = ["app", "memory", "recall", "remember"]
 
 app = Celery("caching")
-app.conf.update(
-    result_expires=600,
-    broker_connection_retry_on_startup=True,
-    **json.loads(os.environ.get("TESTS_CONF", "{}")),
-)
+app.conf.update(result_expires=600, broker_connection_retry_on_startup=True)
+if (_backend := os.environ.get("CELERY_RESULT_BACKEND", "")).startswith("redis"):
+    app.conf.batch_cache_url = patient_cache(_backend)
+app.conf.update(json.loads(os.environ.get("TESTS_CONF", "{}")))
 
 
 class Weighed(Model):

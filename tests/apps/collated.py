@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
 
 from celery_batch import Model
+from tests.apps.memory import patient_cache
 from tests.apps.small_app import at, remember, small_app, where
 
 app = small_app("collated")
+app.conf.batch_cache_url = patient_cache(os.environ.get("CELERY_RESULT_BACKEND", ""))
 
 PAD = 99
 

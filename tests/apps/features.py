@@ -18,14 +18,9 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from celery_batch import BatchTask, Model
 from celery_batch.padding import padded_length
-from tests.apps.memory import memory, recall, remember
+from tests.apps.memory import memory, patient_cache, recall, remember
 
 __all__ = ["app", "memory", "recall", "remember"]
-
-
-def patient_cache(url):
-    """Return the URL of a Redis with a long time-out: on a busy machine its replies are late."""
-    return f"{url}{'&' if '?' in url else '?'}socket_timeout=10"
 
 
 app = Celery("features")

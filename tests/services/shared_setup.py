@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
@@ -129,6 +130,18 @@ class SharedSetup:
                     if each["request"]["id"] == result.id:
                         return result, each
         raise AssertionError("no call was seen waiting for its time")
+
+    def send_to_expire(
+        self, send: Callable[[datetime], Any], task: str, waiting: int
+    ) -> tuple[Any, datetime]:
+        """Send a call that expires in line, as the last of so many; return when, too."""
+        for seconds in (2, 10, 30):  # on a busy machine it may expire before it is seen there
+            end = datetime.now(UTC) + timedelta(seconds=seconds)
+            result = send(end)
+            while datetime.now(UTC) < end:
+                if self.worker.status()[task].get("waiting", 0) >= waiting:
+                    return result, end
+        raise AssertionError("no call was seen waiting before it expired")
 
     def wait_for_nobody(self) -> None:
         """Return when the worker holds no request, not even a revoked one that waits its time."""

@@ -17,8 +17,10 @@ EVERY_POOL = ("prefork", "solo", "threads")
 def test_answer_tells_of_its_batch(shared: SharedSetup):
     """Items that ran together know how many they were, how long it took, and where."""
     words = [shared.unique("facts") for _ in range(5)]
+    gate = shared.close_gate()
     results = shared.echo.delay_many(words)
     before = [result.batch_info for result in results[-1:]]
+    shared.open_gate(gate)
     shared.get(results)
     facts = [batch_info(result) for result in results]
     company = {word: len(batch) for batch in shared.batches("echo") for word in batch}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -320,10 +320,9 @@ def test_a_chunk_is_revoked_and_expires_as_one_request(shared: SharedSetup):
     """What nobody wants any more is left out with all its rows."""
     gate = shared.close_gate()
     unwanted = shared.echo.delay_rows([1, 2])
-    expires = datetime.now(UTC) + timedelta(seconds=2)
-    late = shared.echo.apply_rows([3, 4], expires=expires)
     wanted = shared.echo.delay_rows([5, 6])
-    shared.wait_for_buffered("f.echo", 3)
+    send = lambda end: shared.echo.apply_rows([3, 4], expires=end)  # noqa: E731
+    late, expires = shared.send_to_expire(send, "f.echo", 3)
     revoke(shared, unwanted)
     eventually(lambda: datetime.now(UTC) > expires, "the time to pass")
     shared.open_gate(gate)

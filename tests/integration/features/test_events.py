@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import pytest
 from celery.events.receiver import EventReceiver
@@ -133,9 +133,8 @@ def test_a_revoked_item_is_reported_as_revoked(shared: SharedSetup, watcher: Wat
     """``task-revoked`` comes for what was revoked in line, and for what expired there."""
     gate = shared.close_gate()
     unwanted = shared.echo.delay("unwanted")
-    expires = datetime.now(UTC) + timedelta(seconds=1)
-    stale = shared.echo.apply_async(("stale",), expires=expires)
-    shared.wait_for_buffered("f.echo", 2)
+    send = lambda end: shared.echo.apply_async(("stale",), expires=end)  # noqa: E731
+    stale, expires = shared.send_to_expire(send, "f.echo", 2)
     shared.app.control.revoke(
         unwanted.id, reply=True, timeout=60.0, limit=1, destination=[shared.worker.name]
     )

@@ -77,8 +77,10 @@ def test_scheduled_shows_who_waits_for_its_time(shared: SharedSetup):
 @pytest.mark.pools("prefork", "solo", "threads")
 def test_stats_count_items(shared: SharedSetup):
     """``stats`` counts every item under its task's name."""
+    shared.wait_for_batches("f.double")
     before = ask(shared, "stats")["total"].get("f.double", 0)
     shared.get([shared.double.delay(n) for n in range(7)])
+    shared.wait_for_batches("f.double")  # it counts what a process has accepted when it hears of it
     after = ask(shared, "stats")["total"]["f.double"]
 
     assert 7 == after - before

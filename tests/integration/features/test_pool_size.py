@@ -20,7 +20,7 @@ def test_processes_are_replaced_after_so_many_batches(shared: SharedSetup):
 
 def test_the_pool_can_grow_and_shrink(shared: SharedSetup):
     """After ``pool_grow`` two batches run at once; after ``pool_shrink`` the worker goes on."""
-    options = {"reply": True, "timeout": 10, "limit": 1, "destination": [shared.worker.name]}
+    options = {"reply": True, "timeout": 60, "limit": 1, "destination": [shared.worker.name]}
     shared.app.control.pool_grow(1, **options)
     gates = [_hold(shared) for _ in range(2)]
     pids = {fact["pid"] for fact in shared.recall("hold")}

@@ -95,4 +95,4 @@ def test_results_can_be_forgotten(shared: SharedSetup):
     first.forget()
 
     assert "PENDING" == shared.app.AsyncResult(first.id).state
-    assert 4 == shared.app.AsyncResult(second.id).get(timeout=5)
+    assert 4 == shared.app.AsyncResult(second.id).get(timeout=30)

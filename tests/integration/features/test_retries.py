@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 from celery.exceptions import Retry
 
@@ -80,12 +83,19 @@ def test_autoretry_ends_in_the_items_own_error(shared: SharedSetup):
         results[0].get(timeout=30)
 
 
+def _seen_between_two_tries(shared: SharedSetup) -> tuple[Any, Any] | None:
+    """Return a result that was seen in RETRY and its reason; None if the time was too short."""
+    result = shared.stubborn.delay(shared.unique("word"), 99)
+    while (state := result.state) != "FAILURE":
+        if state == "RETRY":
+            return result, result.info
+        time.sleep(0.01)
+    return None
+
+
 def test_an_item_between_two_tries_is_in_state_retry(shared: SharedSetup):
     """While it waits for its next try an item is RETRY, with the reason, in the same id."""
-    word = shared.unique("word")
-    result = shared.stubborn.apply_async((word, 99))
-    eventually(lambda: result.state == "RETRY", "state RETRY")
-    info = result.info
+    result, info = eventually(lambda: _seen_between_two_tries(shared), "state RETRY")
     result.get(timeout=30, propagate=False)
 
     assert isinstance(info, (ConnectionError, Retry))

@@ -96,7 +96,7 @@ def test_revoked_while_it_waits_for_its_eta(shared: SharedSetup):
     revoke(shared, later)
 
     with pytest.raises(TaskRevokedError):
-        later.get(timeout=30)
+        later.get(timeout=60)
     shared.wait_for_nobody()
     assert seen["request"]["args"][0] not in shared.items("echo")
 

@@ -157,7 +157,7 @@ def test_a_refusal_counts_for_more_than_the_deadline(
     monkeypatch.setattr(type(taught.app.tasks[TASK]), "target_latency", None)
     gate = taught.close_gate()
     with pytest.raises(QueueFull, match="later than target_latency") as caught:
-        ask(taught.paced, range(100), timeout=2.0, **_sent_before())
+        ask(taught.paced, range(100), timeout=5.0, **_sent_before())
     taught.open_gate(gate)
     taught.wait_for_nobody()
     error = http_error(caught.value)
@@ -204,12 +204,20 @@ def test_time_in_the_broker_counts(taught: SharedSetup, path: str):
 @pytest.mark.alike_on_brokers
 def test_a_clock_that_is_ahead_does_no_harm(taught: SharedSetup):
     """What says that it comes from the future has just been sent."""
-    before = latency_of(taught)
-    ahead = taught.paced.apply_async((1,), headers={SENT: int(time.time() * 1000) + 60_000})
 
-    assert 2 == ahead.get(timeout=SOON)
-    eventually(lambda: latency_of(taught)["in_time"] == before["in_time"] + 1, "one in time")
-    assert latency_of(taught)["late"] == before["late"]
+    def is_in_time() -> bool:
+        """Say whether one call is; on a busy machine it may take longer than the target."""
+        before = latency_of(taught)
+        ahead = taught.paced.apply_async((1,), headers={SENT: int(time.time() * 1000) + 60_000})
+        assert 2 == ahead.get(timeout=SOON)
+        taught.wait_for_batches(TASK)
+        after = latency_of(taught)
+        grown = {name: after[name] - before[name] for name in ("in_time", "late")}
+        assert grown in ({"in_time": 1, "late": 0}, {"in_time": 0, "late": 1})
+        return bool(grown["in_time"])
+
+    taught.wait_for_batches(TASK)
+    assert eventually(is_in_time, "one in time")
 
 
 @pytest.mark.alike_on_brokers

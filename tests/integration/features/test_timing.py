@@ -28,10 +28,9 @@ def test_expired_at_receipt(shared: SharedSetup):
 def test_expired_in_line(shared: SharedSetup):
     """A request whose ``expires`` passes while it waits is left out when its batch forms."""
     gate = shared.close_gate()
-    expires = datetime.now(UTC) + timedelta(seconds=2)
-    stale = shared.echo.apply_async(("stale",), expires=expires)
     fresh = shared.echo.apply_async(("fresh",), expires=300)
-    shared.wait_for_buffered("f.echo", 2)
+    send = lambda end: shared.echo.apply_async(("stale",), expires=end)  # noqa: E731
+    stale, expires = shared.send_to_expire(send, "f.echo", 2)
     eventually(lambda: datetime.now(UTC) > expires, "the time to pass")
     shared.open_gate(gate)
 
