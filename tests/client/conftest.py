@@ -13,8 +13,10 @@ from celery import Celery, Task
 from kombu import pools
 
 from celery_batch import BatchTask
+from celery_batch.client import queue_depth
 from celery_batch.client.results import listener
 from celery_batch.client.results.listener import close_listener
+from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from tests.conftest import need
 from tests.services.backends import close_backend
@@ -98,4 +100,22 @@ def background(redis_server: RedisServer) -> Iterator[FakeWorker]:
     for app in list(listener._listeners):  # apps of other tests in this process, which still live
         close_listener(app)
     with FakeWorker(redis_server) as background:
+        wait_until(lambda: _still_subscribed(background), [], what="no subscribers", timeout=60)
         yield background
+
+
+def _still_subscribed(background: FakeWorker) -> str:
+    """End the subscriptions of other tests' listeners, which end by themselves a moment later."""
+    background.redis.client_kill_filter(_type="pubsub")
+    return ", ".join(background.subscribers())
+
+
+@pytest.fixture
+def lasting_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    What is known of a queue's depth holds for ten minutes, and a first number is waited for.
+
+    Else a process that stands still for two seconds admits calls that a test has refused.
+    """
+    monkeypatch.setattr(queue_depth, "FRESH", 600.0)
+    monkeypatch.setattr(queue_depth, "_FIRST", 60.0)

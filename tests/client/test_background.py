@@ -50,8 +50,9 @@ def test_one_wake_is_one_piece_of_work(monkeypatch: pytest.MonkeyPatch):
     assert 1 == len(worked)
 
 
-def test_stopped_thread_ends_at_once():
+def test_stopped_thread_ends_at_once(monkeypatch: pytest.MonkeyPatch):
     """A thread that is stopped waits for no more work; what is woken later ends soon, too."""
+    monkeypatch.setattr(background, "IDLE", 100.0)
     worked, ended = threading.Semaphore(0), threading.Semaphore(0)
 
     def work() -> None:
@@ -62,10 +63,10 @@ def test_stopped_thread_ends_at_once():
     assert worked.acquire(timeout=SOON)
     assert not ended.acquire(timeout=0.05)
     thread.stop()
-    assert ended.acquire(timeout=SOON / 10)  # without it, after five seconds
+    assert ended.acquire(timeout=SOON)
     thread.wake()
 
-    assert ended.acquire(timeout=SOON / 10)
+    assert ended.acquire(timeout=SOON)
 
 
 def test_what_comes_as_the_thread_ends_is_done():

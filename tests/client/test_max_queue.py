@@ -22,6 +22,8 @@ from celery_batch.processes.redis_server import RedisServer
 from tests.client.conftest import Sender
 from tests.services.setup import Setup
 
+pytestmark = pytest.mark.usefixtures("lasting_measurements")
+
 
 def known(task: Any, waiting: int) -> None:
     """Have a task's queue measured until a number is known to wait there."""

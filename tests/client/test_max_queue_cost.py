@@ -13,6 +13,8 @@ from celery_batch import ConfigurationError, QueueFull
 from tests.client.conftest import Sender
 from tests.client.test_max_queue import count, known
 
+pytestmark = pytest.mark.usefixtures("lasting_measurements")
+
 COST: dict[str, Any] = {"cost": "text", "max_batch_cost": 64, "max_queue_cost": 100}
 
 

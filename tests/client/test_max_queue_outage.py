@@ -97,6 +97,7 @@ def test_a_broker_that_goes_away_is_not_full(server: RedisServer) -> None:
     assert {"away": CALLS} == Counter(kind_of(lambda: task.delay(1)) for _ in range(CALLS))
 
 
+@pytest.mark.usefixtures("lasting_measurements")
 def test_a_broker_that_is_slow_at_first_is_not_away(server: RedisServer) -> None:
     """Calls at the same instant, more than may wait, are refused for a full queue."""
     task = limited(server.url)

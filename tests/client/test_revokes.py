@@ -109,9 +109,10 @@ def test_ids_are_sent_when_redis_goes_on(
         task_publish_retry_policy={"max_retries": 0},
     ).app
     prepare(app)
-    failed, broadcast = threading.Event(), Revokes._broadcast
+    failed, goes_on, broadcast = threading.Event(), threading.Event(), Revokes._broadcast
 
     def watched(self: Revokes, task_ids: list[str]) -> None:
+        assert goes_on.wait(60) if failed.is_set() else True  # a second failure would drop them
         try:
             broadcast(self, task_ids)
         except Exception:
@@ -128,6 +129,7 @@ def test_ids_are_sent_when_redis_goes_on(
             revoke_soon(app, first)
             assert failed.wait(30)
             revoke_soon(app, later)
+        goes_on.set()
         assert Revokes.of(app).flush(60)
         received = set[str]()
         # The last second shows that nothing else comes.

@@ -171,7 +171,7 @@ def test_an_expiring_queue_goes_on_expiring(sender: Callable[..., Sender]) -> No
     for _ in range(3):
         here.redis.persist("celery")
         here.task.delay("a")
-        assert is_set is (59_000 < here.redis.pttl("celery") <= 60_000)
+        assert is_set is (0 < here.redis.pttl("celery") <= 60_000)
 
 
 def test_arguments_are_checked_unless_the_task_says_no(sender: Callable[..., Sender]) -> None:
@@ -229,7 +229,7 @@ def test_nobody_subscribes_to_what_is_told(sender: Callable[..., Sender]) -> Non
         result = here.task.apply_async(("a",), countdown=1)
     with counted(here) as theirs:
         other = here.stock(("a",))
-        other.backend.result_consumer._pubsub.get_message(timeout=1)
+        other.backend.result_consumer._pubsub.get_message(timeout=60)
 
     assert isinstance(result, BatchResult)
     assert "subscribe" not in ours

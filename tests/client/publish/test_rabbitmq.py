@@ -297,10 +297,10 @@ def test_broker_that_takes_nothing_is_given_up(
     apps: Any, rabbitmq_server: Any, monkeypatch: pytest.MonkeyPatch, conf: dict[str, Any], at: int
 ) -> None:
     """Who sends many is not kept for ever by a broker that is stuck, and can send again later."""
-    monkeypatch.setattr(transport, "_TIMEOUT", 0.3)
-    monkeypatch.setattr(confirms, "_TIMEOUT", 0.3)
     task = apps(task_publish_retry=False, **conf)
     task.delay_many(range(2))
+    monkeypatch.setattr(transport, "_TIMEOUT", 0.3)
+    monkeypatch.setattr(confirms, "_TIMEOUT", 0.3)
     (broker,) = psutil.Process(rabbitmq_server.child.pid).children()
     at_last = threading.Timer(20, broker.resume)
     at_last.start()
@@ -330,9 +330,9 @@ def test_broker_that_takes_nothing_is_given_up_by_one_call_of_many(
     apps: Any, rabbitmq_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call that is written alone, since the next was late, waits until the broker has it."""
-    monkeypatch.setattr(transport, "_TIMEOUT", 0.3)
     task = apps(task_publish_retry=False)
     task.delay_many(range(2))
+    monkeypatch.setattr(transport, "_TIMEOUT", 0.3)
     (broker,) = psutil.Process(rabbitmq_server.child.pid).children()
     at_last = threading.Timer(20, broker.resume)
     at_last.start()

@@ -23,6 +23,9 @@ from tests.services.eventually import eventually
 #: Seconds in which all of this is done, of which each takes milliseconds.
 SOON = 20
 
+#: Seconds in which a call is surely sent, for which a test waits.
+SENT = 2.0
+
 
 def prepared(sender: Sender) -> Sender:
     """Listen, and send the first of its kind, which takes Celery's path."""
@@ -69,7 +72,7 @@ def test_who_has_no_time_has_the_result_without_an_answer(sender: Callable[..., 
 
     async def ask() -> Any:
         """Give up, and wait for the answer after all."""
-        result = await trip(here, told, 0.5)
+        result = await trip(here, told, SENT)
         assert result.pending_result.value is None
         await asyncio.to_thread(answer, here)
         return await asyncio.wait_for(result, SOON)
@@ -156,9 +159,9 @@ def test_one_whose_sending_goes_wrong_keeps_nobody_from_being_told(
 
     async def ask() -> list[Any]:
         """Send two in one write, and one more."""
-        both = trip(here, told, 0.5), trip(here, told, 0.5)
+        both = trip(here, told, SENT), trip(here, told, SENT)
         found = await asyncio.gather(*both, return_exceptions=True)
-        return [*found, await trip(here, told, 0.5)]
+        return [*found, await trip(here, told, SENT)]
 
     failed, *others = asyncio.run(ask())
 

@@ -278,14 +278,14 @@ def test_a_write_that_has_to_connect_holds_no_sender_beyond_its_deadline(failure
         with pytest.raises(OperationalError), waiting_until(time.monotonic() + 10):
             send_buffer.send(messages("lost"))
     began = time.monotonic()
-    with pytest.raises(TimeoutError), waiting_until(began + 0.2):
+    with pytest.raises(TimeoutError), waiting_until(began + 1.0):
         send_buffer.send(messages("late"))
     took = time.monotonic() - began
     is_over.set()
     with waiting_until(time.monotonic() + 10):
         send_buffer.send(messages("next"))
 
-    assert 0.2 <= took < 8.0
+    assert 1.0 <= took < 50.0
     assert ["late", "next"] == [text for piece in broker.pieces[-2:] for text in piece]
 
 
@@ -294,7 +294,7 @@ def _succeed() -> None:
 
 
 def _hang(until: threading.Event) -> None:
-    until.wait(10)
+    until.wait(60)
 
 
 def _fail() -> None:

@@ -17,7 +17,7 @@ from tests.services.fake_worker import FakeWorker
 SOON = 20.0
 
 #: Seconds after which a thread is taken to hang.
-HANGS = 5.0
+HANGS = 40.0
 
 
 def iterating(background: FakeWorker, results: list[Any]) -> Callable[[], object]:

@@ -144,7 +144,7 @@ def test_fork_while_the_inbox_is_busy(run: Callable[[str], str], way: str):
         taken.wait()
         pid = os.fork()
         if not pid:
-            signal.alarm(15)  # rather than hang
+            signal.alarm(60)  # rather than hang
             values = []
             for result in (heard, unheard):
                 if "{way}" == "then":
@@ -236,14 +236,14 @@ def test_fork_while_another_thread_uses_a_backend(run: Callable[[str], str], nam
         def use():
             with vars(RedisBackend)["{name}"].lock:  # kombu has one for all backends
                 begun.set()
-                stop.wait(40)
+                stop.wait(80)
         ask(1)
         threading.Thread(target=use, daemon=True).start()
         begun.wait(20)
         pid = os.fork()
         if not pid:
             import signal
-            signal.alarm(20)  # rather than hang
+            signal.alarm(60)  # rather than hang
             (mine,) = ask(1)
             answer(mine, "mine")
             os._exit(0 if mine.get(timeout=20) == "mine" else 1)
