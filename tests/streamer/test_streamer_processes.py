@@ -92,7 +92,7 @@ def test_idle_process_that_dies_is_replaced_at_once():
             lambda: "the same" if feeder._process in (first, None) else "",
             [],
             what="another process",
-            timeout=20,
+            timeout=60,
         )
 
         assert streamer.predict(["pid"])[0] not in (killed, os.getpid())
@@ -184,7 +184,7 @@ def test_what_runs_is_finished_while_the_next_is_packed(tmp_path):
         def __reduce__(self):
             process = streamer._pool._feeders[0]._process.process
             wait_until(
-                lambda: "it lives" if process.is_alive() else "", [], what="the end", timeout=20
+                lambda: "it lives" if process.is_alive() else "", [], what="the end", timeout=60
             )
             return (int, ())
 
@@ -192,7 +192,7 @@ def test_what_runs_is_finished_while_the_next_is_packed(tmp_path):
     streamer = Streamer(play, 1)
     running = streamer.submit([("gate", str(gate))])
     wait_until(
-        lambda: "" if running.running() else "pending", [], what="the first batch", timeout=20
+        lambda: "" if running.running() else "pending", [], what="the first batch", timeout=60
     )
     late = streamer.submit([Late()])
     wait_until(lambda: "" if late.running() else "pending", [], what="the second batch", timeout=60)
@@ -453,62 +453,68 @@ def test_program_that_returns_does_not_wait_for_a_model(in_python):
     assert ["asked"] == out.splitlines()
 
 
-def test_made_before_a_fork_and_used_after(in_python):
+def test_made_before_a_fork_and_used_after(in_python, tmp_path):
     """Streamers made before a fork work on both sides; requests of before fail in the child."""
     out = in_python(
         textwrap.dedent(
             """
-            import os, sys
+            import os, pathlib, sys
             from celery_batch.streamer import Streamer, ThreadedStreamer
             from tests.apps.models.streamer_models import play
             if __name__ == "__main__":
                 both = [ThreadedStreamer(play, 1), Streamer(play, 1, wait_for_worker_ready=True)]
-                running = [each.submit([("sleep", 0.3)]) for each in both]
+                gate = pathlib.Path(os.environ["GATE"])
+                running = [each.submit([("gate", str(gate))]) for each in both]
                 pid = os.fork()
                 if not pid:
-                    errors = [type(each.exception(5)).__name__ for each in running]
+                    errors = [type(each.exception(40)).__name__ for each in running]
                     print(errors, [each.predict([1]) for each in both], flush=True)
                     sys.exit(0)
                 status = os.waitpid(pid, 0)[1]
+                gate.touch()
                 print(status, [len(each.result()) for each in running],
                       [each.predict([2]) for each in both])
             """
-        )
+        ),
+        GATE=str(tmp_path / "gate"),
     )
 
     assert ["['BatchError', 'BatchError'] [[1], [1]]", "0 [1, 1] [[2], [2]]"] == out.splitlines()
 
 
-def test_locks_that_a_fork_leaves_behind_are_forgotten(in_python):
+def test_locks_that_a_fork_leaves_behind_are_forgotten(in_python, tmp_path):
     """Whatever locks the parent's threads held at a fork, its copy ends requests and streamers."""
     out = in_python(
         textwrap.dedent(
             """
-            import gc, os, signal, threading
+            import gc, os, pathlib, signal, threading
             from celery_batch.streamer import ThreadedStreamer
             from tests.apps.models.streamer_models import play
             streamer = ThreadedStreamer(play, 2)
-            whole = streamer.submit([("sleep", 0.5)] * 6)
+            gate = pathlib.Path(os.environ["GATE"])
+            whole = streamer.submit([("gate", str(gate))] * 6)
             held, over = threading.Event(), threading.Event()
             def hold():
                 with whole._condition, whole._parts[2]._condition, streamer._request_queue._lock:
                     held.set()
-                    over.wait(20)
+                    over.wait(80)
             threading.Thread(target=hold).start()
             held.wait()
             pid = os.fork()
             if not pid:
-                print(type(whole.exception(5)).__name__, flush=True)
+                print(type(whole.exception(30)).__name__, flush=True)
                 del streamer
                 gc.collect()
                 os._exit(0)
-            killer = threading.Timer(15, os.kill, (pid, signal.SIGKILL))
+            killer = threading.Timer(60, os.kill, (pid, signal.SIGKILL))
             killer.start()
             print(os.waitpid(pid, 0)[1])
             killer.cancel()
+            gate.touch()
             over.set()
             """
-        )
+        ),
+        GATE=str(tmp_path / "gate"),
     )
 
     assert ["BatchError", "0"] == out.splitlines()

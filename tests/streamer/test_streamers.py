@@ -218,7 +218,7 @@ class TestOnce:
     def test_clients_of_a_slow_model_share_its_batches(self, kind):
         """A client that came before 15 others and asks again with them is in their next batch."""
         with kind(count, 16) as streamer:
-            streamer._begin()._batcher.policy = BatchPolicy(16, 4.0, linger=1.0)
+            streamer._begin()._batcher.policy = BatchPolicy(16, 20.0, linger=2.0)
             first = streamer.submit([0])
             _wait_until_running(first)
             crowd = [streamer.submit([each]) for each in range(15)]
@@ -258,8 +258,7 @@ class TestOnce:
         running = streamer.submit([("gate", str(gate))])
         _wait_until_running(running)
         waiting = [streamer.submit([each]) for each in range(3)]
-        threading.Timer(0.3, gate.touch).start()
-        streamer.destroy_workers()
+        _destroy(streamer, gate)
 
         assert [("gate", str(gate))] == running.result()
         with pytest.raises(StreamerClosed, match="make a new one"):
@@ -276,9 +275,8 @@ class TestOnce:
         waiting = [streamer.submit([each]) for each in range(3)]
         assert waiting[0].cancel()
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            waiter = pool.submit(concurrent.futures.wait, waiting, 20)
-            threading.Timer(0.3, gate.touch).start()
-            streamer.destroy_workers()
+            waiter = pool.submit(concurrent.futures.wait, waiting, 60)
+            _destroy(streamer, gate)
 
             assert (set(waiting), set()) == waiter.result()
         assert waiting[0].cancelled()
@@ -334,6 +332,16 @@ class TestOnce:
 
         assert [[("sleep", 0.2)], [1], [2]] == [each.result(20) for each in futures[:3]]
         wait_until(lambda: _held(request_queue), [], what="the end", timeout=60)
+
+
+def _destroy(streamer, gate):
+    """Destroy its workers, and have what runs go on when it takes no more requests."""
+    ending = threading.Thread(target=streamer.destroy_workers)
+    ending.start()
+    is_open = lambda: "open" if streamer._request_queue.is_open else ""  # noqa: E731
+    wait_until(is_open, [], what="the end", timeout=60)
+    gate.touch()
+    ending.join()
 
 
 def _wait_until_running(future):

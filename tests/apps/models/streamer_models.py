@@ -42,7 +42,7 @@ def count(batch):
 
 def measure(batch):
     """Answer each text with its length, that of the longest in its batch, and their number."""
-    time.sleep(0.3 if "pause" in batch else 0.0)
+    time.sleep(1.0 if "pause" in batch else 0.0)
     longest = max(map(len, batch))
     return [(len(text), longest, len(batch)) for text in batch]
 
