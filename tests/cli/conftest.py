@@ -16,7 +16,7 @@ def watch():
 
         def watch(directory):
             connection = connections.enter_context(socket.socket(socket.AF_UNIX))
-            connection.settimeout(20)
+            connection.settimeout(60)
             connection.connect(f"{directory}/redis.sock")
             return connection
 
@@ -28,7 +28,7 @@ def vanishes():
     """Say whether a folder is removed soon."""
 
     def vanishes(path):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while path.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         return not path.exists()

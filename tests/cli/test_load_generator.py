@@ -12,7 +12,7 @@ from celery_batch.cli.bench import LoadGenerator
 from celery_batch.tuning.load_test import TIMEOUT
 
 #: Seconds by which a busy machine may be late.
-LATE = 0.9
+LATE = 2.9
 
 
 class Result:
@@ -65,7 +65,7 @@ def test_no_request_waits_for_the_answers_before_it():
     """All leave at their times although nothing is answered meanwhile."""
     task, times = FakeTask(), [0.02 * n for n in range(20)]
     began = time.monotonic()
-    outcomes = run(task, times, [(1, None)] * 20, timeout=1.0)
+    outcomes = run(task, times, [(1, None)] * 20, timeout=3.0)
     gaps = [at - began for at in task.sent]
 
     assert [TIMEOUT] * 20 == [outcome.error for outcome in outcomes]
@@ -132,17 +132,17 @@ def test_a_late_request_expires_when_its_time_is_up():
     class Blocking(FakeTask):
         async def aapply_async(self, args, **options):
             result = await super().aapply_async(args, **options)
-            time.sleep(1.5)  # noqa: ASYNC251 (as a slow machine does)
+            time.sleep(2.0)  # noqa: ASYNC251 (as a slow machine does)
             return result
 
     task = Blocking()
-    outcomes = run(task, [0.0, 0.0, 0.0], [(1, None)] * 3, timeout=2.0)
+    outcomes = run(task, [0.0, 0.0, 0.0], [(1, None)] * 3, timeout=3.9)
 
     assert len(task.options) == 2
-    assert task.options[1]["expires"] < 0.6
+    assert task.options[1]["expires"] < 2.0
     assert [TIMEOUT] * 3 == [outcome.error for outcome in outcomes]
     assert outcomes[2].sent is None
-    assert outcomes[2].ended - outcomes[2].due == pytest.approx(2.0)
+    assert outcomes[2].ended - outcomes[2].due == pytest.approx(3.9)
 
 
 def test_results_are_deleted(forgotten):

@@ -43,7 +43,7 @@ class Site:
         env = {**os.environ, "BOOK": str(self._book), "HOLD": str(self._hold)}
         self._hold.unlink(missing_ok=True)
         self._managed = ManagedProcess([*command, *address, *quiet], self._log, env=env)
-        wait_until(self._why_not_ready, [self._managed], what="the server", timeout=30)
+        wait_until(self._why_not_ready, [self._managed], what="the server", timeout=90)
 
     def hold(self):
         """Answer nobody who comes from now on; return how many have come before."""
@@ -55,7 +55,7 @@ class Site:
         (server,) = psutil.Process(self._managed.pid).children()
         server.kill()
 
-        assert self._managed.wait(10)
+        assert self._managed.wait(60)
         gone = time.perf_counter()
         self._managed.stop()
         return gone

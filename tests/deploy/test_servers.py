@@ -20,6 +20,7 @@ import pytest
 
 from demo.http_client import post_json, why_not
 from demo.servers import _bound
+from tests.services.servers.ports import quiet_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -251,8 +252,7 @@ def get_json(url):
 
 def test_taken_port_gives_way_to_a_free_one():
     """A wanted port is used when it is free; when it is taken, a free one is."""
-    with _bound(0) as first:
-        port = first.getsockname()[1]
+    port = quiet_port()
     with _bound(port) as second:
         wanted = second.getsockname()[1]
     with socket.create_server(("127.0.0.1", port)), _bound(port) as third:

@@ -15,9 +15,9 @@ __all__ = ["Evidence", "Verdict", "judge"]
 #: with room for a slow machine: a process that dies meanwhile had not finished the batch.
 SETTLING = 0.5
 
-#: Seconds that a worker may need to notice that its connection is gone: a batch that is
-#: in a process' pipe by then begins all the same.
-NOTICING = 0.1
+#: Seconds that a worker may need to notice that its connection is gone, on a slow machine: a batch
+#: that is in a process' pipe by then begins all the same.
+NOTICING = 0.3
 
 
 @dataclass

@@ -512,11 +512,11 @@ def test_retries_end_at_the_deadline(make: Any, many: Any):
     payloads = AppPayloads.of(task.app)
     payloads.is_allowed, payloads.store = True, (away := _Away())
     began = time.monotonic()
-    with pytest.raises(OperationalError), waiting_until(began + 0.3):
+    with pytest.raises(OperationalError), waiting_until(began + 1.0):
         task.delay_many([LARGE, LARGE]) if many else task.delay(LARGE)
 
     assert away.tries > 1
-    assert time.monotonic() - began < 10.0
+    assert time.monotonic() - began < 30.0
 
 
 def test_a_store_that_hangs(make: Any, client: redis.Redis):
