@@ -64,7 +64,7 @@ def again(requests):
         raise RuntimeError("some were even")
 
 
-@app.task(name="r.slow", soft_time_limit=1, **FOUR)
+@app.task(name="r.slow", soft_time_limit=4, **FOUR)
 def slow(requests):
     """Run longer than it may."""
     app.backend.mark_as_done(requests[0].id, "first", request=requests[0])

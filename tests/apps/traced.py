@@ -16,7 +16,8 @@ from celery_batch import BatchTask
 from tests.apps.small_app import remember, small_app
 
 app = small_app("traced")
-BATCH = {"base": BatchTask, "max_batch_size": 8, "max_wait": 1.0, "linger": 0.3}
+#: A batch leaves when all calls of its test are there, however slowly they come.
+BATCH = {"base": BatchTask, "max_wait": 100.0, "linger": 100.0}
 
 
 def observe_with_opentelemetry() -> None:
@@ -93,7 +94,7 @@ def inside() -> None:
             pass
 
 
-@app.task(name="traced.model", **BATCH)
+@app.task(name="traced.model", max_batch_size=4, **BATCH)
 def model(x):
     """Take a while; fail the items that are to fail."""
     time.sleep(0.2)
@@ -110,7 +111,7 @@ def mark(task_id: str, args: Any, **_: Any) -> None:
         sentry_sdk.set_tag(f"mark.{args[0]}", task_id)
 
 
-@app.task(name="traced.broken", isolate_failures=False, **BATCH)
+@app.task(name="traced.broken", max_batch_size=3, isolate_failures=False, **BATCH)
 def broken(x):
     """Fail altogether."""
     raise RuntimeError(f"the model broke on {len(x)}")

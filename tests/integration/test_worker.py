@@ -69,7 +69,8 @@ def test_ordinary_task_works_as_ever(redis_shared: SharedSetup):
 def test_lone_request_does_not_wait_for_company(setup: Setup):
     """With nobody else coming, a request leaves after linger, not after max_wait."""
     worker = setup.worker("-c", "1")
-    setup.double.delay(1).get(timeout=30)
+    worker.ask("batch_config", task=setup.double.name, max_wait=50.0)
+    setup.double.delay(1).get(timeout=40)
 
     assert {"idle": 1} == worker.status()["shop.double"]["reasons"]
 
@@ -77,7 +78,7 @@ def test_lone_request_does_not_wait_for_company(setup: Setup):
 def test_full_batches_form_under_load(setup: Setup):
     """While the pool is busy requests gather, and leave as full batches."""
     worker = setup.worker("-c", "1")
-    results = [setup.slow.delay(n) for n in range(64)]
+    results = setup.slow.delay_many(range(64))  # one by one, a busy machine sends as it answers
     for result in results:
         result.get(timeout=30)
     status = worker.status()["shop.slow"]

@@ -95,6 +95,11 @@ class Launcher:
 
         return ready
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the workers that run."""
+        return [worker.name for worker in self._workers if worker.exit_code is None]
+
     def worker(
         self, module: str, *options: str, conf: dict[str, Any] | None = None, **env: str
     ) -> ManagedProcess:

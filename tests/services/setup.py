@@ -90,14 +90,17 @@ class Worker:
 
     def stats(self) -> dict[str, Any]:
         """Return its answer to ``inspect stats``."""
-        return self.setup.app.control.inspect([self.name], timeout=60.0, limit=1).stats()[self.name]
+        control = Control(self.setup.app)
+        return control.inspect([self.name], timeout=60.0, limit=1).stats()[self.name]
 
     def why_not_ready(self) -> str:
         """Ask whether it takes tasks; the empty string says yes."""
         # A ping that comes before it listens has no answer, and takes its half a second.
         if not self.is_quiet and f"{self.name} ready." not in self.log:
             return "does not say that it is ready"
-        pong = self.setup.app.control.ping([self.name], timeout=0.5, limit=1)
+        # A pong that is late goes to a queue that nobody reads: `limit` of a later question to the
+        # app's own control would count it.
+        pong = Control(self.setup.app).ping([self.name], timeout=0.5, limit=1)
         return "" if pong else "does not answer a ping"
 
 

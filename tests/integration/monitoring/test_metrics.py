@@ -12,6 +12,7 @@ from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
 from tests.services.servers.worker_metrics import scrape
 from tests.services.setup import ROOT, Setup, Worker, emptied, open_setup
+from tests.services.shared_setup import eventually
 
 NVML = ROOT / "tests" / "services" / "nvml"
 
@@ -60,9 +61,11 @@ def test_numbers_are_those_of_batch_stats(worker: Worker, url: str):
 
 def test_numbers_of_queue_process_and_gpu_are_there(url: str):
     """Metrics include queue depths, and GPUs where NVIDIA's library has any."""
-    found = scrape(url)
+    depth = 'celery_batch_queue_depth{queue="celery"}'
+    # A scrape waits 2 s for the broker.
+    found = eventually(lambda: depth in (found := scrape(url)) and found, "the depth of the queue")
 
-    assert 0 == found['celery_batch_queue_depth{queue="celery"}']
+    assert 0 == found[depth]
     assert 0.87 == found['celery_batch_gpu_utilization_ratio{gpu="0"}']
     assert 80 << 30 == found['celery_batch_gpu_memory_total_bytes{gpu="0"}']
     assert 0 < found["process_resident_memory_bytes"]
@@ -120,7 +123,7 @@ def test_taken_port_is_tried_again(setup: Setup):
         lambda: "" if other.ask("batch_stats")["metrics"] else "no metrics",
         [other.child],
         what=other.name,
-        timeout=30,
+        timeout=60,
     )
     other.stop()
 

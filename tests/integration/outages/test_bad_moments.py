@@ -38,12 +38,12 @@ _OTHER = pytest.mark.thorough("quits at a bad moment on another pool")
 )
 def test_quits_at_a_bad_moment(launcher: Launcher, moment: str, pool: str):
     """Whatever it holds or has half read, it ends, and the next one does exactly the rest."""
-    conf = {"worker_soft_shutdown_timeout": 2.0}
+    conf = {"worker_soft_shutdown_timeout": 4.0}
     first = launcher.worker(APP, "-c", "2", "-P", pool, conf=conf, QUIT_WHILE=moment)
     client = launcher.client()
     results = [client.send_task("interrupted.slow", (n,)) for n in range(60)]
     launcher.await_facts("told", 1)
-    ended = first.wait(20)
+    ended = first.wait(60)
     launcher.worker(APP, "-c", "2", conf=conf)
 
     assert ended, first.tail()

@@ -67,7 +67,7 @@ def test_new_workers_take_over_from_old(setup, worker):
             lambda: "" if not old.status()["shop.slow"]["running"] else "it still runs one",
             [old.child],
             what="the drained worker",
-            timeout=30,
+            timeout=60,
         )
         codes = [old.stop()]
         load.goes_on(new)
@@ -87,7 +87,7 @@ def test_new_workers_take_over_from_old(setup, worker):
 def test_what_waits_without_workers_is_not_lost(setup, worker):
     """All workers may be gone for a while: tasks wait, and the next worker has them."""
     first = worker()
-    results = setup.slow.delay_many(range(200))
+    results = setup.slow.delay_many(range(400))
     first.stop()
     waiting = sum(not result.ready() for result in results)
     worker()
@@ -95,5 +95,5 @@ def test_what_waits_without_workers_is_not_lost(setup, worker):
     times = Counter(item for batch in recall("slow") for item in batch["items"])
 
     assert waiting > 0
-    assert list(range(200)) == values
+    assert list(range(400)) == values
     assert {1} == set(times.values())

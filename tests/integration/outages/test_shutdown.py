@@ -42,7 +42,8 @@ def test_restart_under_load_loses_nothing_and_repeats_nothing(
     """SIGTERM under load: running batches finish, the next worker runs exactly the rest."""
     setup: Setup = request.getfixturevalue(name)
     first = setup.worker(*options)
-    results = setup.slow.delay_many(range(500))  # one by one, a busy machine sends as it answers
+    number = 1000 if options == ("-c", "2") else 500
+    results = setup.slow.delay_many(range(number))  # one by one, a busy machine sends as it answers
     results[60].get(timeout=60)  # some are done, some run, some are buffered, most are queued
     exit_code = first.stop(grace=60)
     done_by_first = sum(len(fact["items"]) for fact in setup.recall("slow"))
@@ -51,8 +52,8 @@ def test_restart_under_load_loses_nothing_and_repeats_nothing(
     runs = Counter(n for fact in setup.recall("slow") for n in fact["items"])
 
     assert 0 == exit_code
-    assert 0 < done_by_first < 500
-    assert list(range(500)) == answers
+    assert 0 < done_by_first < number
+    assert list(range(number)) == answers
     assert {1} == set(runs.values())
 
 
@@ -107,6 +108,12 @@ def test_what_waits_on_redis_is_back_in_order_while_a_batch_still_runs(setup: Se
     results = setup.nap.delay_many(range(12))
     wait_until(lambda: "" if setup.recall("nap") else "none", [], what="a batch", timeout=60)
     results.append(setup.nap.delay(12))
+
+    def why_not_given() -> str:
+        formed = first.status()["shop.nap"]["batches"]
+        return "" if formed == 2 else f"{formed} batches have left"
+
+    wait_until(why_not_given, [first.child], what="the next batch", timeout=60)
     given, waiting = results[:8], results[8:]  # the second batch is in the pool process, too
     os.kill(first.pid, signal.SIGTERM)
     with setup.memory() as client:
@@ -202,7 +209,7 @@ def test_quitting_under_load_loses_nothing(
     """SIGQUIT, out of the blue or to hurry a warm shutdown: it ends, and the next one goes on."""
     setup = each_setup
     first = setup.worker(*options, conf={"worker_soft_shutdown_timeout": 1.0})
-    results = setup.slow.delay_many(range(300))
+    results = setup.slow.delay_many(range(500))
     results[30].get(timeout=60)
     for number in signals:
         os.kill(first.pid, number)
@@ -211,8 +218,8 @@ def test_quitting_under_load_loses_nothing(
     setup.worker(*options)
 
     assert ended, first.log
-    assert done_by_first < 300
-    assert list(range(300)) == [result.get(timeout=120) for result in results]
+    assert done_by_first < 500
+    assert list(range(500)) == [result.get(timeout=120) for result in results]
 
 
 def test_buffered_requests_are_back_in_the_queue(setup: Setup):

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import pytest
+from celery.app.control import Control
 
 from celery_batch.cli.deployment import warm_workers
 from tests.services.forked import run
@@ -106,7 +107,7 @@ def test_command_from_a_shell(control: RemoteControl, worker: Worker):
             "-A",
             "tests.apps.controlled",
             "control",
-            "--timeout=20",
+            "--timeout=60",
             f"--destination={worker.name}",
             "batch_config",
             SIZES,
@@ -173,7 +174,8 @@ def test_drained_worker_takes_no_messages_and_stays_up(control: RemoteControl, w
     reply = control.run(worker, "batch_drain")
     plain = control.setup.plain.delay(1)
     status, ready = worker.status(), warm_workers(control.setup.app, GATED)
-    queues = control.setup.app.control.inspect([worker.name], timeout=LONG, limit=1).active_queues()
+    asked = Control(control.setup.app)  # with a queue of its own for replies
+    queues = asked.inspect([worker.name], timeout=LONG, limit=1).active_queues()
     refused = control.send(worker, "batch_resume", task=GATED)
     control.open("drain", "drain-0")
     running.get(timeout=LONG)

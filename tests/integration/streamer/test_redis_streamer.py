@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app.control import Control
 from kombu.exceptions import OperationalError
 
 from celery_batch import ConfigurationError, RedisStreamer
@@ -19,6 +20,7 @@ from celery_batch.client.results.pending import PendingResults
 from celery_batch.errors import QueueFull
 from celery_batch.processes.managed_process import wait_until
 from tests.apps.memory import recall
+from tests.services.shared_setup import eventually
 from tests.services.streamer_workers import LONG, PROGRAMS, StreamerWorkers
 
 
@@ -34,7 +36,7 @@ def test_submit_returns_a_future(workers: StreamerWorkers):
     future = workers.streamer().submit(["a", "b", "c"])
 
     assert isinstance(future, Future)
-    assert ["a", "b", "c"] == future.result(timeout=30)
+    assert ["a", "b", "c"] == future.result(timeout=LONG)
     assert ["a", "b", "c"] == future.result()
     assert future.done() is True
     assert future.exception() is None
@@ -51,7 +53,8 @@ def test_done_is_false_while_items_wait(workers: StreamerWorkers):
     assert [False, False, False] == [future.done() for future in futures]
 
     let_go()
-    done, _ = wait(futures, timeout=30)
+    done, _ = wait(futures, timeout=LONG)
+    eventually(lambda: callbacks, "a callback, which comes after the waiters")
 
     assert set(futures) == done
     assert [futures[0]] == callbacks
@@ -70,14 +73,16 @@ def test_requests_of_threads_share_batches(workers: StreamerWorkers):
         asked = [threads.submit(streamer.predict, [f"t{number}"]) for number in range(7)]
 
         def missing() -> str:
-            held = streamer.app.control.broadcast("batch_status", reply=True, limit=1)
+            control = Control(streamer.app)  # a late reply goes to nobody
+            if not (held := control.broadcast("batch_status", reply=True, timeout=5.0, limit=1)):
+                return "no reply"
             (status,) = held[0].values()
             waiting = status[streamer.task.name]["waiting"]
             return "" if waiting == 7 else f"{waiting} wait"
 
-        wait_until(missing, [workers.program], what="seven in line", timeout=30)
+        wait_until(missing, [workers.program], what="seven in line", timeout=LONG)
         let_go()
-        answers = [future.result(timeout=30) for future in asked]
+        answers = [future.result(timeout=LONG) for future in asked]
 
     assert [[f"t{number}"] for number in range(7)] == answers
     assert 7 == max(len(fact["items"]) for fact in recall("lab"))
@@ -98,9 +103,9 @@ def test_an_error_fails_its_request_alone(workers: StreamerWorkers):
     let_go()
 
     with pytest.raises(ValueError, match="a bad item"):
-        futures[1].result(timeout=30)
+        futures[1].result(timeout=LONG)
     assert isinstance(futures[1].exception(), ValueError)
-    assert [["a", "b"], ["d"]] == [futures[0].result(30), futures[2].result(30)]
+    assert [["a", "b"], ["d"]] == [futures[0].result(LONG), futures[2].result(LONG)]
     assert ["later"] == streamer.predict(["later"])
 
 
@@ -122,10 +127,10 @@ def test_clients_of_a_slow_model_share_its_batches(workers: StreamerWorkers):
 
             wait_until(why, [worker], what="a batch", timeout=LONG)
 
-        first = streamer.submit([0])
+        first = streamer.submit(list(range(16)))
         wait_for(1)
         crowd = [streamer.submit([each]) for each in range(15)]
-        assert [1] == first.result(LONG)
+        assert [16] * 16 == first.result(LONG)
         wait_for(2)
         crowd.append(streamer.submit([15]))  # while the others' batch runs
         for _ in range(3):
@@ -135,15 +140,15 @@ def test_clients_of_a_slow_model_share_its_batches(workers: StreamerWorkers):
             crowd[15] = streamer.submit([15])
         wait(crowd)
 
-    assert [1, 15, 16, 16, 16] == [fact["rows"] for fact in recall("counted")][:5]
+    assert [16, 15, 16, 16, 16] == [fact["rows"] for fact in recall("counted")][:5]
 
 
 def test_batches_are_limited_by_cost(workers: StreamerWorkers):
     """The options are those of the worker's task; items of similar length share a batch."""
     streamer = workers.streamer("cost")
     lengths = [2, 10] * 16
+    futures = [streamer.submit(["x" * length]) for length in lengths]  # they wait for the worker
     with workers.run("cost_file.py", cwd=PROGRAMS):
-        futures = [streamer.submit(["x" * length]) for length in lengths]
         outputs = [future.result(LONG)[0] for future in futures]
 
     assert lengths == [own for own, _, _ in outputs]
@@ -200,7 +205,7 @@ def test_a_future_with_a_callback_lives_until_it_is_called(workers: StreamerWork
     gc.collect()
     let_go()
     wait_until(
-        lambda: "" if outputs else "not called", [workers.program], what="callback", timeout=30
+        lambda: "" if outputs else "not called", [workers.program], what="callback", timeout=LONG
     )
 
     assert [["a"]] == outputs
@@ -232,11 +237,11 @@ def test_oldest_first_and_no_more_than_needed(workers: StreamerWorkers):
             left = client.llen(streamer.queue)
         return "" if left < 60 else "the worker has taken nothing"
 
-    wait_until(taken, [workers.program], what="a full worker", timeout=30)
+    wait_until(taken, [workers.program], what="a full worker", timeout=LONG)
     with workers.client() as client:
         left = client.llen(streamer.queue)
     let_go()
-    answers = [future.result(timeout=30) for future in futures]
+    answers = [future.result(timeout=LONG) for future in futures]
 
     assert 60 - 3 * 8 <= left
     assert [[item] for item in items] == answers
@@ -277,7 +282,7 @@ def test_a_stock_celery_client_feeds_the_worker(workers: StreamerWorkers):
     with Celery(broker=workers.url, backend=workers.url, set_as_current=False) as client:
         result = client.send_task("streamer.lab.predict", ("from Celery",), queue="streamer.lab")
 
-        assert "from Celery" == result.get(timeout=30)
+        assert "from Celery" == result.get(timeout=LONG)
         client.backend.result_consumer.stop()
 
 

@@ -54,7 +54,7 @@ def _torture(launcher: Launcher, number: int, *, batches: bool) -> None:
         wanted = evaluation.whole(canvas)
         result = sign(canvas, app, batches=batches).apply_async()
         sent.append(Sent(canvas, wanted, result))
-    deadline = monotonic() + 30 + number / 4
+    deadline = monotonic() + 60 + number / 4
     complaints = [complaint for each in sent if (complaint := each.complaint(deadline))]
 
     assert not complaints, "\n".join(complaints)
@@ -69,13 +69,14 @@ def _torture(launcher: Launcher, number: int, *, batches: bool) -> None:
 
 def _await_silence(launcher: Launcher) -> None:
     """Return when no worker holds anything, so that nothing runs twice unseen."""
-    inspect = launcher.client().control.inspect(timeout=2.0)
+    names = launcher.names
+    inspect = launcher.client().control.inspect(names, timeout=60.0, limit=len(names))
 
     def busy() -> str:
         held = [inspect.active(), inspect.reserved()]
         return "" if all(reply and not any(reply.values()) for reply in held) else f"{held}"
 
-    wait_until(busy, [], what="silence", timeout=30)
+    wait_until(busy, [], what="silence", timeout=60)
 
 
 pytestmark = pytest.mark.timeout(600 if _WANTED else 120)

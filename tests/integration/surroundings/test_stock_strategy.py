@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from celery import Celery
+from celery import Celery, signals
 
 from celery_batch import BatchTask
 from celery_batch.errors import InvalidPayload
@@ -43,11 +43,20 @@ def stored(launcher: Launcher, task_id: str = "") -> list[bytes]:
 
 def test_stored_values_are_read(launcher: Launcher, stock: Any):
     """Each call has its values, and its result comes back whole."""
+    sent: list[Any] = []
+
+    def note(headers: Any, **_: Any) -> None:
+        sent.append(headers.get(PAYLOADS))
+
+    signals.before_task_publish.connect(note)
     results = [stock.delay(n * LARGE, word="x") for n in range(3)]
-    assert all(len(stored(launcher, each.id)) == 1 for each in results)
+    signals.before_task_publish.disconnect(note)
+    assert 3 == len(sent)
+    assert None not in sent
 
     for n, each in enumerate(results):
         assert np.array_equal(2 * n * LARGE, each.get(timeout=30))
+        eventually(lambda task_id=each.id: not stored(launcher, task_id), "the end of the payload")
 
 
 def test_a_retry_has_its_values(launcher: Launcher, stock: Any):

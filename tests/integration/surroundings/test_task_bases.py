@@ -194,7 +194,7 @@ def test_django_closes_connections_and_keeps_results(launcher: Launcher):
     launcher.await_facts("counted", 3)
     sent.append(app.send_task("djangosite.count", (3,)))
     launcher.await_facts("counted", 4)  # in two batches or more, as they came
-    worker.stop()
+    worker.stop(60)  # the last results may be on their way
     found = json.loads(in_django(READ, SMALL_APP_DATABASE=database, SMALL_APP_MEMORY="unused"))
     states = [found[result.id][0] for result in sent]
 

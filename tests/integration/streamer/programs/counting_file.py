@@ -14,4 +14,4 @@ def count(batch):
 
 
 if __name__ == "__main__":
-    RedisWorker(count, 16, 4.0, prefix="counting", linger=1.0).run_forever()
+    RedisWorker(count, 16, 12.0, prefix="counting", linger=4.0).run_forever()
