@@ -99,7 +99,7 @@ def test_hostile_messages_harm_nobody_on_redis(setup: Setup, pool: str, bulk: bo
     assert_unharmed(setup, worker, pid)
     with client_of(setup) as client:
         what = "nothing unacknowledged"
-        wait_until(lambda: str(client.hlen("unacked") or ""), [worker.child], what=what, timeout=20)
+        wait_until(lambda: str(client.hlen("unacked") or ""), [worker.child], what=what, timeout=60)
     assert len(refusals(worker.log)) > len(RAW)
 
 
@@ -283,7 +283,7 @@ def take(setup: Setup, name: str, count: int) -> list:
     """Take messages from a queue as an operator would."""
     with setup.app.connection_for_read() as connection:
         inbox = connection.SimpleQueue(Queue(name))
-        found = [inbox.get(timeout=20) for _ in range(count)]
+        found = [inbox.get(timeout=60) for _ in range(count)]
         for message in found:
             message.ack()
         inbox.close()

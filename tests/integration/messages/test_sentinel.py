@@ -53,7 +53,8 @@ class Watched:
         config = folder / "sentinel.conf"
         config.write_text(
             f"sentinel monitor main 127.0.0.1 {self._port} 1\n"
-            "sentinel down-after-milliseconds main 1000\n"
+            # On a busy machine a Redis that runs may say nothing for seconds.
+            "sentinel down-after-milliseconds main 5000\n"
         )
         sentinel, self._sentinels_port = launch(folder, "sentinel", str(config), "--sentinel")
         wait_until(self._why_unknown, [sentinel], what="the sentinel", timeout=60)
@@ -104,7 +105,7 @@ def through(watched: Watched, folder: Path, memory: str) -> Iterator[tuple[Setup
     conf = {"broker_transport_options": named, "result_backend_transport_options": named}
     with open_setup(watched.url, folder, memory=memory) as setup:
         setup.app.conf.update(conf)
-        yield setup, setup.worker("-c", "1", conf=conf, TESTS_NAP_SECONDS="0.1")
+        yield setup, setup.worker("-c", "1", conf=conf, TESTS_NAP_SECONDS="0.3")
 
 
 def test_bulk_path_through_a_sentinel(watched: Watched, redis_server: RedisServer, tmp_path: Path):

@@ -24,8 +24,11 @@ from tests.services.servers.tls import Papers, TlsRedis, find_tls_redis
 from tests.services.servers.worker_metrics import scrape
 from tests.services.setup import Setup, Worker, open_setup
 
-#: Seconds in which a worker that is not let in has to say so, and in which it stops.
+#: Seconds in which a worker stops.
 SOON = 30.0
+
+#: Seconds in which a worker that is not let in has to say so, from its start.
+SAID = 90.0
 
 #: How often a pool process dies and is replaced.
 DEATHS = 5
@@ -65,7 +68,7 @@ def await_complaint(worker: Worker, complaint: str) -> None:
         lambda: "" if complaint.lower() in worker.log.lower() else f"no word of {complaint!r}",
         [worker.child],
         what="a clear failure",
-        timeout=SOON,
+        timeout=SAID,
     )
 
 

@@ -29,8 +29,7 @@ def test_an_error_that_is_no_exception_is_of_its_item(setup: Setup, pool: str):
 def test_an_early_acknowledged_batch_says_what_ended_it(setup: Setup):
     """With acks_late=False all of it fail, with the name of what was raised."""
     setup.worker("-c", "1", conf={"task_annotations": {"shop.deadly": {"acks_late": False}}})
-    results = [setup.deadly.delay(word) for word in ("a", "cancel")]
-    for result in results:
+    for result in setup.deadly.delay_many(["a", "cancel"]):  # in one batch
         with pytest.raises(WorkerLostError, match="told to stop"):
             result.get(timeout=60)
 
@@ -85,7 +84,7 @@ def test_a_dead_letter_queue_that_the_worker_consumes_is_refused(setup: Setup):
 
 def test_broken_device_costs_a_process_and_nobody_else(each_shared: SharedSetup):
     """After a CUDA error the process is replaced; the culprit gets it, the others answers."""
-    results = [each_shared.deadly.delay(word) for word in ("a", "cuda", "b")]
+    results = each_shared.deadly.delay_many(["a", "cuda", "b"])
 
     assert ["A", "B"] == [results[i].get(timeout=60) for i in (0, 2)]
     with pytest.raises(RuntimeError, match="device-side assert"):
@@ -98,7 +97,7 @@ def test_broken_device_costs_a_process_and_nobody_else(each_shared: SharedSetup)
 def test_batch_beyond_the_memory_is_split_and_remembered(setup: Setup):
     """What torch cannot hold is run in halves; later batches fit; an item too large fails alone."""
     worker = setup.worker("-c", "1")
-    first = [setup.hungry.delay(n) for n in range(16)]
+    first = setup.hungry.delay_many(range(16))
 
     assert list(range(16)) == [result.get(timeout=60) for result in first]
 

@@ -127,7 +127,7 @@ def test_load_imports_what_lies_beside_the_app(setup: Setup, tmp_path: Path):
     with ManagedProcess([*command, "-c", "1", "-Q", "theirs"], tmp_path / "their.log", env=env):
         sent = setup.app.send_task("doubled", (21,), queue="theirs")
 
-        assert 42 == sent.get(timeout=30)
+        assert 42 == sent.get(timeout=90)  # which includes the worker's start
 
 
 def test_a_model_for_each_core_is_told_at_the_start(setup: Setup):
