@@ -372,6 +372,15 @@ def sluggish(seconds):
     return seconds
 
 
+@app.task(base=BatchTask, name="shop.drowsy", max_batch_size=8, linger=0.1, max_wait=0.5)
+def drowsy(word):
+    """Remember the batch; for "doze" wait until it is told to wake up."""
+    remember("drowsy", items=word)
+    if "doze" in word:
+        wait_until(lambda: "" if recall("wake") else "asleep", [], what="call", timeout=120)
+    return word
+
+
 @app.task(base=BatchTask, name="shop.hungry", max_batch_size=16, linger=0.1, max_wait=0.5)
 def hungry(x):
     """Have memory for four items, as torch would put it."""

@@ -28,16 +28,18 @@ def test_a_deadline_and_headers_come_to_the_task(each_shared: SharedSetup):
 def test_who_expires_behind_a_running_batch_never_runs(each_shared: SharedSetup):
     """A batch that lies ready in the pool process loses who expires there, and runs without."""
     setup = each_shared
-    assert 0 == setup.sluggish.delay(0).get(**SOON)
-    running = setup.sluggish.delay(3)
-    eventually(lambda: len(setup.recall("sluggish")) > 1, "a batch that runs")
+    assert "first" == setup.drowsy.delay("first").get(**SOON)
+    running = setup.drowsy.delay("doze")
+    eventually(lambda: len(setup.recall("drowsy")) > 1, "a batch that runs")
     until = datetime.now(UTC) + timedelta(seconds=1)
-    late = [setup.sluggish.apply_async((n / 1000,), expires=until) for n in range(1, 8)]
-    wanted = setup.sluggish.apply_async((0.5,), expires=60, headers={"request_id": "a"})
+    late = [setup.drowsy.apply_async((f"late {n}",), expires=until) for n in range(7)]
+    wanted = setup.drowsy.apply_async(("wanted",), expires=60, headers={"request_id": "a"})
+    eventually(lambda: datetime.now(UTC) > until, "the time to pass")
+    setup.module.remember("wake")
 
-    assert [3, 0.5] == [each.get(**SOON) for each in (running, wanted)]
+    assert ["doze", "wanted"] == [each.get(**SOON) for each in (running, wanted)]
     for each in late:
         with pytest.raises(TaskRevokedError, match="expired"):
             each.get(**SOON)
     assert {"REVOKED"} == {each.state for each in late}
-    assert [[0], [3], [0.5]] == [fact["items"] for fact in setup.recall("sluggish")]
+    assert [["first"], ["doze"], ["wanted"]] == setup.batches("drowsy")

@@ -102,7 +102,7 @@ def test_other_apps_workers_do_not_count(setup: Setup):
     with Celery("other", broker=setup.url, set_as_current=False) as app:
         other = app.task(base=BatchTask, name="other.task")(same)
 
-        assert app.control.ping(timeout=10.0, limit=1)
+        assert app.control.ping(timeout=60.0, limit=1)
         assert not other.is_served()
 
 

@@ -13,6 +13,7 @@ from celery import chord
 
 from celery_batch.protocol import FACTS_ID, REPLY_CHANNEL, REPLY_HEADER, STARTED_ID, read_replies
 from tests.conftest import Setup
+from tests.services.shared_setup import eventually
 
 CHANNEL = f"{REPLY_CHANNEL}of-this-test"
 
@@ -74,11 +75,14 @@ def test_ends_that_no_process_lived_to_store_are_notified(setup: Setup):
     """A killed process, a time limit, a revoke, an expiry: these ends are notified as well."""
     worker = setup.worker("-c", "1")
     with listening(setup) as subscription:
+        setup.doze.delay()  # what comes now waits
+        eventually(lambda: setup.recall("doze"), "a process that is busy")
+        unwanted = ask(setup.double, 1)
+        setup.app.control.revoke([unwanted], reply=True, timeout=60, destination=[worker.name])
+        setup.module.remember("wake")
         poison = ask(setup.deadly, "exit")
         slow = ask(setup.sluggish, 20, time_limit=1.0)
         busy = ask(setup.sluggish, 3)
-        unwanted = ask(setup.double, 1)
-        setup.app.control.revoke([unwanted], reply=True, timeout=60, destination=[worker.name])
         running = ask(setup.sluggish, 2)
         setup.app.control.revoke(
             [running], terminate=True, reply=True, timeout=60, destination=[worker.name]
