@@ -47,6 +47,13 @@ BAD, LONG = 13, 14
 
 
 @app.task(base=BatchTask, max_batch_size=16, max_wait=0.01)
+def scaled_slowly(vector):
+    """Double vectors, and take a while."""
+    time.sleep(0.1)
+    return [2 * each for each in vector]
+
+
+@app.task(base=BatchTask, max_batch_size=16, max_wait=0.01)
 def named(vector):
     """Return dicts of arrays."""
     return [{"double": 2 * each, "sum": float(each.sum())} for each in vector]

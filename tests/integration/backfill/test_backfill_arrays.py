@@ -35,13 +35,13 @@ def test_an_array_goes_in_and_out(setup):
     assert ["in.npy", "out.npy", "out.npy.about"] == sorted(p.name for p in setup.folder.iterdir())
 
 
-def interrupt(setup, kill, *options):
-    """Begin a backfill of vectors, and end it when some have an output."""
-    process = setup.begin("backfill_tasks.scaled", *files(setup), *options)
+def interrupt(setup, kill):
+    """Begin a backfill of vectors that takes long, and end it when some have an output."""
+    process = setup.begin("backfill_tasks.scaled_slowly", *files(setup))
     partial = setup.folder / "out.npy.partial"
     until = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < until:
-        if partial.exists() and partial.stat().st_size > 30_000:
+        if partial.exists() and partial.stat().st_size > 3_000:
             process.send_signal(kill)
             break
         time.sleep(0.005)
@@ -56,7 +56,7 @@ def test_other_values_of_the_same_shape_are_another_input(setup):
     other = vectors()
     other[-9:] += 1
     np.save(setup.folder / "in.npy", other)
-    refused = setup.run("backfill_tasks.scaled", *files(setup))
+    refused = setup.run("backfill_tasks.scaled_slowly", *files(setup))
     anew = setup.run("backfill_tasks.scaled", *files(setup), "--restart")
 
     assert (1, 0) == (refused.returncode, anew.returncode), anew.stderr

@@ -16,6 +16,7 @@ import redis
 from celery import Celery
 from click.testing import CliRunner
 
+from celery_batch.backfill import control
 from celery_batch.backfill.checkpoint import output_status
 from celery_batch.backfill.control import Jobs
 from celery_batch.cli.jobs import jobs as command_of_jobs
@@ -33,8 +34,10 @@ SETTLED = 1.0
 
 
 @pytest.fixture
-def jobs(app):
+def jobs(app, monkeypatch):
     """The app's running backfills."""
+    # A job that has obeyed a command cannot be asked again on a busy machine: it may have ended.
+    monkeypatch.setattr(control, "_REPLY_TIMEOUT", 30.0)
     with Jobs(app.app) as jobs:
         yield jobs
 

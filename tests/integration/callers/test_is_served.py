@@ -14,11 +14,19 @@ from kombu.exceptions import OperationalError
 from celery_batch import BatchTask
 from celery_batch.client import served as module
 from celery_batch.client.served import ServedPoller
+from celery_batch.client_methods import ClientMethods
 from tests.services.servers.ports import quiet_port
 from tests.services.setup import Setup
 from tests.services.shared_setup import eventually
 
 KEY = "celery-batch-served.celery.shop.double"
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker on a busy machine may take longer than the 3 s for which calls wait by default."""
+    for method in (ClientMethods.is_served, ClientMethods.ais_served):
+        monkeypatch.setattr(method, "__kwdefaults__", {"timeout": 60.0})
 
 
 def same(x):
