@@ -119,6 +119,7 @@ class Serving:
 
     def kill(self, program: str) -> None:
         """Kill a process, and return when another has taken its place."""
+        self.until(lambda: "" if self.pid(program) else f"{program} is away")  # 0: all of us
         before = self.pid(program)
         os.kill(before, signal.SIGKILL)
         self.until(lambda: "" if self.pid(program) not in (0, before) else f"{program} is away")

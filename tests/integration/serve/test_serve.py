@@ -78,11 +78,11 @@ def test_nothing_is_polled_while_a_request_waits(serving):
     with redis.Redis(unix_socket_path=str(serving.run / "redis/redis.sock")) as client:
         before, began = _poll_schedule(client), time.monotonic()
         serving.until(lambda: "" if time.monotonic() > began + 1 else "a second has not passed")
-        looks = _poll_schedule(client) - before
+        looks, took = _poll_schedule(client) - before, time.monotonic() - began
     (_folder(serving) / name).touch()
 
     assert 200 == waiting.result()[0]
-    assert looks < 15
+    assert looks < 15 * took
 
 
 def _poll_schedule(client):
@@ -119,9 +119,9 @@ def test_a_bug_in_a_handle_is_for_the_operator(serving):
 
     assert (500, "InternalServerError") == (status, answer["error"]["type"])
     assert "secret" not in answer["error"]["message"]
-    assert "RuntimeError: a secret" in (serving.run / "cpu-0.log").read_text()
-    log = serving.run / "web.log"
-    serving.until(lambda: "" if answer["task_id"] in log.read_text() else "it is not logged")
+    for log, words in (("cpu-0.log", "RuntimeError: a secret"), ("web.log", answer["task_id"])):
+        path = serving.run / log
+        serving.until(lambda: "" if words in path.read_text() else "it is not logged")  # noqa: B023
 
 
 def test_a_client_that_goes_is_not_served(serving):
@@ -217,9 +217,15 @@ def test_a_killed_redis_is_back(serving):
     assert 200 == serving.post({"name": "later"})[0]
 
 
-def _why_no_loop(status):
-    in_loop = status.state == "crashing" and "the weights are broken" in status.error
-    return "" if in_loop else f"{status.state}: {status.error}"
+def _line_of_worker(serving):
+    (line,) = (line for line in serving.status() if line.startswith("cpu-0"))
+    return line
+
+
+def _why_no_loop(line):
+    # From its second early end on it stays so; after the first it is "starting" once more.
+    in_loop = line.split()[2] == "crashing" and "the weights are broken" in line
+    return "" if in_loop else line
 
 
 def _why_not_served(serving):
@@ -235,15 +241,12 @@ def test_a_crash_loop_shows_in_the_status(serving):
     broken.touch()
     try:
         serving.kill("cpu-0")
-        serving.until(lambda: _why_no_loop(serving.process("cpu-0")))
-        _title, heads, *lines = serving.status()
+        serving.until(lambda: _why_no_loop(_line_of_worker(serving)))
+        _title, heads, *_lines = serving.status()
     finally:
         broken.unlink()
-    (line,) = (line for line in lines if line.startswith("cpu-0"))
 
     assert ["program", "device", "state", "since", "restarts", "last", "error"] == heads.split()
-    assert ["cpu-0", "cpu", "crashing"] == line.split()[:3]
-    assert "the weights are broken" in line
     assert serving.process("cpu-0").restarts > 0
     serving.until(lambda: _why_not_served(serving))
     assert 200 == serving.post({"name": "recovered"})[0]
