@@ -38,6 +38,11 @@ def celery_includes():
     return ["celery.contrib.testing.tasks"]
 
 
+@pytest.fixture(scope="session")
+def celery_worker_parameters():  # on a busy machine
+    return {"ping_task_timeout": 60.0, "shutdown_timeout": 60.0}
+
+
 def test_a_task_of_the_test(celery_app, celery_worker):
     batches = []
 
@@ -49,7 +54,7 @@ def test_a_task_of_the_test(celery_app, celery_worker):
     celery_worker.reload()
     results = square.delay_many(range(16))
 
-    assert [n * n for n in range(16)] == [result.get(timeout=20) for result in results]
+    assert [n * n for n in range(16)] == [result.get(timeout=60) for result in results]
     assert 8 == max(batches)
 
 
@@ -69,9 +74,9 @@ def test_a_model_of_the_next_test(celery_app, celery_worker):
 
     celery_worker.reload()
 
-    assert 4 == half.delay(8).get(timeout=20)
-    assert 9 == plain.delay(8).get(timeout=20)
-    assert 5 == half.delay(10).get(timeout=20)
+    assert 4 == half.delay(8).get(timeout=60)
+    assert 9 == plain.delay(8).get(timeout=60)
+    assert 5 == half.delay(10).get(timeout=60)
 """
 
 
@@ -116,7 +121,7 @@ class Missing(Model):
 
 def test_it(celery_app, caplog):
     Missing.as_task(celery_app, name="their.missing")
-    with start_worker(celery_app, perform_ping_check=False):
+    with start_worker(celery_app, perform_ping_check=False, shutdown_timeout=60.0):
         pass
     assert "no weights" in caplog.text
 """
@@ -170,9 +175,14 @@ def celery_includes():
     return ["celery.contrib.testing.tasks"]
 
 
+@pytest.fixture(scope="session")
+def celery_worker_parameters():  # on a busy machine
+    return {"ping_task_timeout": 60.0, "shutdown_timeout": 60.0}
+
+
 def took(n):
     began = time.monotonic()
-    assert n == late.apply_async((n,), countdown=0.1).get(timeout=20)
+    assert n == late.apply_async((n,), countdown=0.1).get(timeout=60)
     return time.monotonic() - began
 
 

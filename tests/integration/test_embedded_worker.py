@@ -18,7 +18,7 @@ CANVASES = 15
 
 #: Seconds of a run, which takes 30 on an idle machine; and of one of its tests, after which the run
 #: ends with the stacks of all threads.
-LIMIT, HANGS = 1000 if "THOROUGH" in os.environ else 240, 60
+LIMIT, HANGS = 1000 if "THOROUGH" in os.environ else 240, 90
 
 
 #: Pool and transport know nothing of each other.

@@ -20,7 +20,7 @@ from tests.apps.canvases.shapes import Broke, Evaluation, drawn, labelled, sign
 
 pytest_plugins = ("celery.contrib.pytest",)
 
-SOON = 20.0
+SOON = 40.0
 
 heard: list = []
 tries: list = []
@@ -207,7 +207,7 @@ def test_a_worker_that_ends_soon(celery_app):
     with start_worker(celery_app, pool=os.environ["THEIR_POOL"]):
         assert 2 == celery_app.tasks["their.add"].delay(1).get(timeout=SOON)
         ends_at = time.monotonic()
-    assert time.monotonic() - ends_at < SOON / 3
+    assert time.monotonic() - ends_at < 10
 
 
 @pytest.mark.celery(task_always_eager=True)
@@ -272,7 +272,8 @@ def test_signal_receivers():
     states = []
 
     def on_end(task=None, state=None, **_):
-        states.append((task.name, state))
+        if task.name == add.name:  # the last test's task may end now
+            states.append((task.name, state))
 
     signals.task_postrun.connect(on_end)
     assert 2 == add.delay(1).get(timeout=SOON)

@@ -44,7 +44,7 @@ class Flower:
 
     def text(self, path):
         """Return what a page says."""
-        with self._browser.open(f"{self.url}/{path}", timeout=30) as answer:
+        with self._browser.open(f"{self.url}/{path}", timeout=60) as answer:
             return answer.read().decode()
 
     def tasks(self, results, state):

@@ -129,6 +129,8 @@ def test_command_from_a_shell(control: RemoteControl, worker: Worker):
 
 def keep_busy(control: RemoteControl, worker: Worker, gate: str) -> Any:
     """Have a batch run until its gate is opened, and three more requests wait behind it."""
+    # The worker hears of the end of another test's last batch after the caller.
+    control.until(worker, "no batch", lambda: not worker.status()[GATED]["running"])
     running = control.setup.gated.delay(gate)
     control.until(worker, "a running batch", lambda: worker.status()[GATED]["running"])
     waiting = control.setup.gated.delay_many([f"{gate}-{n}" for n in range(3)])
