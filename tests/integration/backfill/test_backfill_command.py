@@ -271,7 +271,7 @@ def test_a_backfill_that_is_ended_revokes_its_rows(setup, kill):
     wait_until(why, [], what="answers", timeout=60)
     process.send_signal(kill)
 
-    assert 130 == process.wait(30)
+    assert 130 == process.wait(60)
     why = lambda: "" if not client.llen("celery") else "messages wait"  # noqa: E731
     wait_until(why, [], what="queue", timeout=60)
 

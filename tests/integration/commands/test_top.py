@@ -126,7 +126,9 @@ def test_a_worker_without_celery_batch_is_not_troubled(setup, tmp_path):
             frames, env=os.environ | setup.environment, stdout=subprocess.PIPE, text=True
         ) as process:
             seen = iter(process.stdout.readline, "")
-            shown = [line for _, line in zip(range(200), seen, strict=False)]
+            shown = []
+            while len(shown) < 200 or not any(line.startswith(worker.name) for line in shown):
+                shown.append(next(seen))
             process.terminate()
             process.stdout.read()
         record = (CELERY, "-A", "tests.apps.tasks", "batch", "tune", "shop.double")
