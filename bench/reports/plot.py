@@ -17,13 +17,14 @@ _OURS, _LIMIT, _OTHERS = "#b03a2e", "#7f8c8d", "#aeb6bf"
 _SYSTEMS = {
     "pure": "the model alone",
     "ours": "celery_batch",
-    "RedisStreamer": "service-streamer, over Redis",
+    "RedisStreamer": "service-streamer",
     "celery-batches": "celery-batches",
-    "celery": "Celery, one item a call",
+    "celery": "Celery",
 }
 
-_MODEL = """One worker; the model takes 10 ms a call and 0.1 ms an item, in batches of 64.
-In brackets the share of its own rate; lines: slowest to fastest round."""
+_MODEL = """10 ms a call and 0.1 ms an item, in batches of 64.
+In brackets the share of the model's rate;
+lines: slowest to fastest round."""
 
 #: Rules to draw; they differ in their marks too, for colour-blind readers.
 _RULES = {
@@ -50,7 +51,7 @@ def draw(cases: dict[str, Any], folder: Path) -> list[Path]:
     mpl.rcParams["svg.hashsalt"] = "bench"  # the same figures give the same file
     from matplotlib import pyplot as plt  # noqa: PLC0415 - likewise
 
-    figure, axes = plt.subplots(figsize=(8, 3.4))
+    figure, axes = plt.subplots(figsize=(5.4, 3.4))
     _bars(axes, cases["cost"]["rows"])
     paths = _save(figure, folder / "benchmarks")
     if "policies" in cases:
@@ -116,9 +117,9 @@ def _bars(axes: Any, rows: list[dict[str, Any]]) -> None:
     bars = axes.barh(names, rates, xerr=spreads, color=[_colour(kind) for kind in best], height=0.7)
     labels = [f"{rate:,.0f}  ({rate / best['pure']['rate']:.0%})" for rate in rates]
     axes.bar_label(bars, labels=labels, padding=6, fontsize=11)
-    axes.set_title("Items a second with the same model", fontsize=13, loc="left", weight="bold")
-    axes.set_xlabel(_MODEL, fontsize=9, loc="left", labelpad=8)
-    axes.set_xlim(right=max(rates) * 1.2)
+    axes.set_title("Items a second, the same model", fontsize=12, loc="left", weight="bold")
+    axes.set_xlabel(_MODEL, fontsize=10, loc="left", labelpad=8)
+    axes.set_xlim(right=max(rates) * 1.5)
     axes.set_xticks([])
     axes.spines[["top", "right", "bottom"]].set_visible(False)
     axes.tick_params(labelsize=11, length=0)
