@@ -35,6 +35,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
@@ -183,6 +184,8 @@ def _be_program(command: list[str]) -> NoReturn:
     for folder in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         if folder and folder not in sys.path:
             sys.path.insert(0, folder)
+            for file in Path(folder).glob("*.py"):  # torch, for one, has imported the real pynvml
+                sys.modules.pop(file.stem, None)
     if command[1] == "-c":
         _be_python(command[2])
     sys.argv = command
