@@ -146,6 +146,7 @@ def _run_reaper(request: dict[str, Any], descriptors: list[int]) -> None:
 def _run_command(request: dict[str, Any], descriptors: list[int]) -> None:
     """Fork a command and wait for it; return in the command only."""
     *streams, said = descriptors
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the server's handler would wait for it first
     pid = os.fork()
     if pid:
         os.write(said, b"%d\n" % pid)
