@@ -126,7 +126,7 @@ class BatchInfo:
         seconds: How long the model call took.
         worker: The worker's name.
         cached: How many of the task's rows were answered from the cache, 1 for a single item; if
-            that are all, the size is 0, and the wait ends with the lookup.
+            all were, the size is 0 and the wait ends with the lookup.
         reason: Why the batch left, such as ``"full"``.
         padding: The part of what was computed that was padding; None if that is not known, as
             for rows without a cost in calls of any size.
