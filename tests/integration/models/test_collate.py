@@ -62,6 +62,18 @@ class Worker:
         """End the batch of this name."""
         go_on(self.launcher.redis, f"{name} go")
 
+    def wait_until_idle(self) -> None:
+        """Return when the worker has heard of the end of all batches of earlier tests."""
+
+        def busy() -> str:
+            replies = self.client.control.broadcast(
+                "batch_status", reply=True, timeout=SOON, limit=1
+            )
+            ((status,),) = [reply.values() for reply in replies]
+            return ", ".join(name for name, counts in status.items() if counts["running"])
+
+        wait_until(busy, [self.process], what="an idle worker", timeout=SOON)
+
     def wait_for(self, place: str) -> None:
         """Return when a stage has reached this place."""
         there = lambda: self.launcher.redis.sismember("stage:places", place)  # noqa: E731
@@ -111,6 +123,7 @@ def test_stages_of_three_batches_run_at_once(worker: Worker):
 
 def test_lone_batch_goes_through_all_stages_in_one_place(worker: Worker):
     """Nothing runs beside it, so it is not handed over."""
+    worker.wait_until_idle()
     assert [2, 4] == answers(worker.send("lone", [1, 2]))
     assert [
         ["collate", True, "models", [1, 2]],
@@ -236,6 +249,7 @@ def test_soft_limit_strikes_before_the_rows_are_ready(worker: Worker):
 @HAS_LIMITS
 def test_soft_limit_interrupts_collate_of_a_lone_batch(worker: Worker):
     """It is a part of the model's call there."""
+    worker.wait_until_idle()
     (result,) = worker.send("stuck", [1], collate=["never"], options={"soft_time_limit": 1})
 
     assert "SoftTimeLimitExceeded" in answers([result])[0]
