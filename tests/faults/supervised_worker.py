@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
+import time
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -18,6 +21,9 @@ __all__ = ["SupervisedWorker"]
 
 #: Without the second that a worker spends looking for neighbours when it starts.
 _OPTIONS = ("-l", "INFO", "--without-mingle")
+
+#: The time of a line of the log that says so.
+_LOST = re.compile(r"^\[([^]]+): WARNING/MainProcess\] .*onnection to broker lost", re.MULTILINE)
 
 
 class SupervisedWorker:
@@ -85,6 +91,12 @@ class SupervisedWorker:
         for pid in everybody:
             os.kill(pid, number)
         return everybody
+
+    def lost_broker(self) -> list[float]:
+        """Return when its log says that the broker was lost, in seconds of the monotonic clock."""
+        since = time.time() - time.monotonic()
+        times = _LOST.findall(self.child.log.read_text(errors="replace"))
+        return [datetime.fromisoformat(each).timestamp() - since for each in times]
 
     def ended(self, timeout: float) -> bool:
         """Wait for its end, by itself; say whether it came in time."""

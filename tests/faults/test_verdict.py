@@ -87,3 +87,10 @@ def test_item_that_began_after_the_strike_is_not_excused():
 
     assert _judged(runs={3: runs}).repeated == 1
     assert _judged(_Lasting(), runs={3: runs}).excused == 1
+
+
+def test_item_that_began_before_the_loss_was_noticed_is_excused():
+    """A worker that stands still meanwhile begins what it has, and then finds the broker gone."""
+    runs = [Run(1, [3], 10.5, 10.6), Run(1, [3], 11.1, 11.2)]
+
+    assert _judged(runs={3: runs}, noticed=10.45).excused == 1

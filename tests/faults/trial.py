@@ -88,6 +88,7 @@ def _play(
     setup.answers.wait((item.id for item in items if item.accepted), patience)
     setup.settle(timeout=3.0)
     setup.stop_workers()
+    lost = [each for worker in setup.workers for each in worker.lost_broker()]
     return Evidence(
         items=items,
         runs=setup.ledger.by_item(),
@@ -100,4 +101,5 @@ def _play(
         cleared=cleared,
         victims=setup.victims,
         veterans=veterans,
+        noticed=min((each for each in lost if each > injected), default=struck),
     )

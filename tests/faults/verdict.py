@@ -15,9 +15,9 @@ __all__ = ["Evidence", "Verdict", "judge"]
 #: with room for a slow machine: a process that dies meanwhile had not finished the batch.
 SETTLING = 0.5
 
-#: Seconds that a worker may need to notice that its connection is gone, on a slow machine: a batch
-#: that is in a process' pipe by then begins all the same.
-NOTICING = 0.3
+#: Seconds until a batch has begun that is in a process' pipe when its worker notices that its
+#: connection is gone; where a connection is lost unnoticed, or none is, from the strike on.
+NOTICING = 0.1
 
 
 @dataclass
@@ -37,6 +37,7 @@ class Evidence:
         cleared: When it was over.
         victims: Processes that the fault harmed.
         veterans: Processes that were there when it struck.
+        noticed: When the worker has noticed that its connection is gone: late on a slow machine.
     """
 
     items: list[Item]
@@ -50,6 +51,7 @@ class Evidence:
     cleared: float
     victims: set[int]
     veterans: set[int]
+    noticed: float = 0.0
 
 
 @dataclass
@@ -161,7 +163,8 @@ def _count_repetitions(fault: Fault, item: Item, evidence: Evidence, verdict: Ve
     verdict.uncertain += uncertain
     if len(runs) < 2 or item.mood != "good":
         return  # an item that does harm is tried again, to see that it was the one
-    until = evidence.cleared if fault.keeps_striking else evidence.struck + NOTICING
+    noticed = max(evidence.struck, evidence.noticed)
+    until = evidence.cleared if fault.keeps_striking else noticed + NOTICING
     excuses = [run for run in runs if _is_excused(run, evidence, until)]
     if len(runs) - len(excuses) - uncertain > 1:
         verdict.repeated += 1
