@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter, methodcaller
+from traceback import walk_tb
 from typing import Any
 from weakref import WeakSet, finalize
 
@@ -37,6 +38,7 @@ __all__ = [
     "decodes_json",
     "drop_raw_message",
     "encodes_json",
+    "is_of_closed_channel",
     "library_errors",
     "lists_of_message",
     "missing_for_acks",
@@ -114,6 +116,13 @@ def missing_for_fetch(channel: Any) -> str:
 def _missing(found: Any, called: str, names: Iterable[str]) -> str:
     missing = [name for name in names if not hasattr(found, name)]
     return f"kombu's {called} has no {', '.join(missing)}" if missing else ""
+
+
+def is_of_closed_channel(error: AttributeError) -> bool:
+    """Return whether kombu published on a channel that it had closed itself: it sent nothing."""
+    # Kombu connects again where a declaration fails, and publishes on the channel from before.
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return error.obj is None and str(frame.f_globals["__name__"]).startswith("kombu.transport.")
 
 
 class Unacknowledged:

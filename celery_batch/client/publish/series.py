@@ -22,6 +22,7 @@ from celery_batch.client.publish.templates import AnyTemplate
 from celery_batch.client.results.listener import listener_for
 from celery_batch.client.results.result import BatchResult
 from celery_batch.client_methods import ClientMethods
+from celery_batch.compat.kombu import is_of_closed_channel
 from celery_batch.serialization.encode_errors import explained_call
 
 __all__ = ["NO_OPTIONS", "Call", "CallSeries", "check_call", "expect_members", "expect_result"]
@@ -92,8 +93,13 @@ class Call(NamedTuple):
 
     def apply(self, **changed: Any) -> Any:
         """Make it as Celery does, with other options, and return its result."""
-        apply = _celery_apply_async(self.task)
-        return apply(self.args, self.kwargs, **{**self.options, **changed})
+        apply, options = _celery_apply_async(self.task), {**self.options, **changed}
+        try:
+            return apply(self.args, self.kwargs, **options)
+        except AttributeError as error:
+            if not is_of_closed_channel(error):
+                raise
+        return apply(self.args, self.kwargs, **options)
 
 
 def _celery_apply_async(task: ClientMethods) -> Any:
