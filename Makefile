@@ -1,4 +1,4 @@
-.PHONY: help demo up docs links test test-oldest test-thorough coverage faults compat backfill-kills fuzz check check-types check-docs check-rest lock bench bench-seeds bench-web pictures tables format clean
+.PHONY: help demo up docs links test test-oldest test-thorough test-paused coverage faults compat backfill-kills fuzz check check-types check-docs check-rest lock bench bench-seeds bench-web pictures tables format clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -50,6 +50,11 @@ COVER := --cov --cov-report=term:skip-covered --cov-fail-under=$(FLOOR)
 test-thorough: $(STAMP) ## Run all variants and sizes too, with workers that are executed, and measure coverage (ONLY=1: variants alone)
 	@THOROUGH=1 $(BIN)/python -m pytest --collect-only -qq -m thorough tests | sed -n '/^thorough:/p'
 	@THOROUGH=1 FUZZ_SECONDS=60 CANVAS_TORTURE=1000 $(PYTEST) $(if $(ONLY),-m thorough,$(COVER)) tests
+
+# A failure that only this shows is one that a busy machine shows some day.
+test-paused: $(STAMP) ## Run tests while random processes of theirs stand still for a moment (TESTS=tests/client for some)
+	@$(BIN)/python -m tests.pauses -- -q -n $(or $(N),6) --dist loadgroup --no-loadscope-reorder --max-worker-restart=0 \
+		-rfE $(or $(TESTS),tests/integration tests/client)
 
 fuzz: $(STAMP) ## Send hostile messages to real workers, a minute for each broker
 	@FUZZ_SECONDS=$${FUZZ_SECONDS:-60} $(BIN)/python -m pytest -q tests/fuzz
